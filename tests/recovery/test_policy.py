@@ -63,6 +63,16 @@ def test_what_our_own_run_refuses_comes_again() -> None:
     assert count_repeats(None, _cause(exception_type=kind, message="give it the loss", step=3, stack=stack)) is not None
 
 
+@pytest.mark.parametrize(("kind", "count"), [("unicron_elastic.WrongUseError", 2), ("ValueError", 1)])
+def test_a_refusal_is_the_same_in_whichever_micro_batch_it_comes_first(kind: str, count: int) -> None:
+    repeats = None
+    for index in (3, 5):
+        known = {"exception_type": kind, "message": f"micro-batch {index} failed", "stack": f"{TRACEBACK}{kind}: x\n"}
+        repeats = count_repeats(repeats, _cause(**known, rank=index))
+    assert repeats is not None
+    assert repeats.count == count
+
+
 @pytest.mark.parametrize("exit_code", [1, *(-number for number in (4, 6, 7, 8, 9, 11, 15))])
 def test_without_an_exception_nothing_says_that_it_comes_again(exit_code: int) -> None:
     assert count_repeats(None, _cause(exit_code=exit_code)) is None

@@ -21,6 +21,7 @@ DO_NOT_RESTART_EXIT_CODE = 93  # nvidia-resiliency-ext's convention for "do not 
 EARLY_LIMIT = 2  # of the same exception before the first step: what is no chance comes again at once
 # What Python finds in a script by itself, and finds again each time. No other ImportError: a node may lack a library.
 _CERTAIN = frozenset({"SyntaxError", "IndentationError", "TabError", "NameError", "ModuleNotFoundError"})
+_REFUSED = "unicron_elastic.WrongUseError"  # what our own run refuses, whichever micro-batch or rank it strikes
 # What Python raises of the same code and the same values each time. By name: a subclass, as of a library that reads
 # half a reply, may tell of something outside of the script, and so may all that is not named here: RuntimeError is said
 # of shapes and of connections.
@@ -29,7 +30,7 @@ _OWN_MISTAKES = _CERTAIN | frozenset(
         *("UnboundLocalError", "ImportError", "AttributeError", "TypeError", "ValueError", "AssertionError"),
         *("LookupError", "IndexError", "KeyError", "ArithmeticError", "ZeroDivisionError", "OverflowError"),
         *("NotImplementedError", "RecursionError"),
-        "unicron_elastic.WrongUseError",  # what our own run refuses
+        _REFUSED,
     }
 )
 # Signals a program raises by its own fault. SIGKILL and SIGTERM come from outside and prove no bug in the script.
@@ -109,15 +110,16 @@ def count_repeats(previous: Repeats | None, cause: RootCause, life: Life | None 
     """How often this failure has come at this step in a row without progress; None if it cannot be said to repeat.
 
     It must prove a bug in the script: an exception of a kind that is the script's own mistake, and then the same one,
-    at the same place, with the same text. What comes from outside, as connections and memory do, may be gone the next
-    time, and an exit code alone does not tell two failures from one. Progress is the job's, not the process's: one that
-    began from a checkpoint which the one before it wrote has come further after as many steps.
+    at the same place, with the same text; of what our run refuses, numbers do not matter. What comes from outside, as
+    connections and memory do, may be gone the next time, and an exit code alone does not tell two failures from one.
+    Progress is the job's, not the process's: one that began from a checkpoint which the one before it wrote has come
+    further after as many steps.
     """
     failure, life = cause.fault.failure, life or Life()
     if not may_be_the_scripts(cause.fault, life) or not _is_own_mistake(failure):
         return None
     first = Repeats(
-        signature=signature(failure, is_exact=True),
+        signature=signature(failure, is_exact=failure.exception_type != _REFUSED),
         step=failure.step,
         count=1,
         was_saved=life.has_saved is not False,
