@@ -509,7 +509,8 @@ class Job:
         for thread in self.threads:  # grows meanwhile
             thread.join(max(0.1, self.end + 1.0 - time.monotonic()))
             if thread.is_alive():
-                raise AssertionError(f"a rank does not end:\n{self._give_up()}")
+                errors = {rank.name: rank.error for rank in self.ranks if rank.error is not None}
+                raise AssertionError(f"a rank does not end; errors {errors}:\n{self._give_up()}")
         for rank in self.ranks:
             if rank.error is not None:
                 raise AssertionError(f"rank {rank.name}: {rank.error!r}") from rank.error
