@@ -16,10 +16,9 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic.compat.tensors import changes_of, is_plain
-from unicron_elastic.compat.watching.watchers import Watchers
+from unicron_elastic.compat.watching.optimizers import watch_after_steps
 from unicron_elastic.state.snapshot.gather import own_rank
 
 _PROBES = 8  # of each optimizer: as many gradients are looked at in each step
@@ -45,23 +44,6 @@ class _Seen:
         return gradient is before and (gradient is None or _changes(gradient) == self.changes)
 
 
-_watchers = Watchers["AccumulatedGradients"]()
-_watching: list[Any] = []  # torch's handle of the one hook, which stays: torch goes through its hooks without a lock
-
-
-def _watch_all_optimizers(gradients: AccumulatedGradients) -> None:
-    """Tell them, as long as they live, of each optimizer that has stepped in this process."""
-    _watchers.add(gradients)
-    if not _watching:
-        _watching.append(register_optimizer_step_post_hook(_after_any_optimizer))
-
-
-def _after_any_optimizer(optimizer: Optimizer, *_: Any) -> None:
-    for each in _watchers:
-        if not each.is_off:
-            each.after_step(optimizer)
-
-
 class AccumulatedGradients:
     """`AccumulatedGradients` are those of the parameters of what is registered, until an optimizer has used them."""
 
@@ -72,10 +54,12 @@ class AccumulatedGradients:
         self._taken: list[_Seen] = []  # all, as they were when a state was taken over
         self._is_told = False
         self.is_off = False  # nobody asks for them any more
-        _watch_all_optimizers(self)
+        watch_after_steps(self)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Notes that the optimizer has used its gradients, as they are now."""
+        if self.is_off:
+            return
         self._taken = []
         probes = self._probes.get(optimizer)
         if not probes:  # none have been chosen since the last snapshot

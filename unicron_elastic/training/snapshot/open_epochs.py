@@ -17,10 +17,10 @@ from typing import Any
 from weakref import ref
 
 from torch import Generator
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unicron_elastic.compat.loaded import is_initialising
 from unicron_elastic.compat.watching.batches import keeps_workers, watch_batches
+from unicron_elastic.compat.watching.optimizers import watch_before_steps
 from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, own_generators
 from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, mark_of
@@ -48,13 +48,7 @@ class OpenEpochs:
         self._undrawn: tuple[LoaderEpoch, list[Generator]] | None = None  # whose loader's new workers count as old
         self._skips = True  # as far as is known
         watch_batches(self)
-        this = ref(self)  # hooks of all optimizers outlive it
-
-        def before_step(optimizer: Any, *_: Any) -> None:
-            if (found := this()) is not None:
-                found.before_step(optimizer)
-
-        register_optimizer_step_pre_hook(before_step)
+        watch_before_steps(self)
 
     # -- what is in a state -------------------------------------------------------------------------------------------
 

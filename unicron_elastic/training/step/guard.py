@@ -11,11 +11,10 @@ from weakref import WeakSet
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer, SparseAdam
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unicron_elastic.compat.tensors import changes_of, unscaled_by
+from unicron_elastic.compat.watching.optimizers import watch_after_steps
 from unicron_elastic.compat.watching.scalers import watch_scaling
-from unicron_elastic.compat.watching.watchers import Watchers
 from unicron_elastic.training.step.wrong_use import WrongUseError
 
 _PARTS_MAX = 1000  # of what may have an optimizer inside; what has more is data
@@ -59,7 +58,7 @@ class Guard:
                 raise TypeError("SparseAdam takes sparse gradients alone, and those of a run are dense: take Adam")
             optimizer.register_step_pre_hook(self._before_optimizer)
         if self._optimizers:
-            _watch_all_optimizers(self)
+            watch_after_steps(self)
         for kind in {GradScaler, type(scaler)} - {type(None)}:
             watch_scaling(kind, self)
 
@@ -179,7 +178,7 @@ class Guard:
         if self._is_inside:
             raise WrongUseError(self._why_left or why)
 
-    def after_any_optimizer(self, optimizer: Optimizer) -> None:
+    def after_step(self, optimizer: Optimizer) -> None:
         """Tell once of one that steps over the model and is not registered: who comes later has not its state."""
         self._has_stepped = True
         if (
@@ -218,27 +217,6 @@ class Guard:
             "optimizer.step() belongs behind 'for index in step': within, the gradients are those of some "
             "micro-batches of this rank alone"
         )
-
-
-_watchers = Watchers["Guard"]()
-_is_watching = False
-
-
-def _watch_all_optimizers(guard: Guard) -> None:
-    """Tell the guard, as long as it lives, of each optimizer that has stepped in this process.
-
-    The hook stays: a guard may end while an optimizer goes through its hooks, which must not change then.
-    """
-    global _is_watching  # noqa: PLW0603
-    _watchers.add(guard)
-    if not _is_watching:
-        _is_watching = True
-        register_optimizer_step_post_hook(_after_any_optimizer)
-
-
-def _after_any_optimizer(optimizer: Optimizer, *_: Any) -> None:
-    for guard in _watchers:
-        guard.after_any_optimizer(optimizer)
 
 
 def _holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
