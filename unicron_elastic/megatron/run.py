@@ -83,7 +83,7 @@ class MegatronRun:
         self._buckets = buckets
         self._state = state
         self._finish_replica = finish
-        self._changes_reduced = changes_reduced
+        self._changes_reduced = changes_reduced and sharded is None  # with it, buckets are reopened
         self._counts_tokens = counts_tokens
         self.step = step
         self.is_partial = False
@@ -171,7 +171,7 @@ class MegatronRun:
             tokens = torch.tensor([self._tokens if self._counts_tokens else 0], dtype=torch.int64, device=self._device)
             self._all_tokens = int(self._members.sum(tokens))
         self._buckets.reduce()
-        if self._changes_reduced and self._sharded is None:
+        if self._changes_reduced:
             self._buckets.keep_reduced()
             self._progress = Progress.SUMMED_WITHIN
         self._members.waiter.call(_without_gradients(self._finish_replica))  # Megatron-Core waits without a time-out
@@ -215,7 +215,8 @@ class MegatronRun:
             self.step += 1
         self._clear()
         self._members.drop_former()
-        self._tell_news()
+        if self._footing is Footing.EVEN:
+            self._tell_news()
         if self.step >= self._steps:
             self._part()
         return made[0] if made else None
@@ -307,7 +308,7 @@ class MegatronRun:
         return True
 
     def _tell_news(self) -> None:
-        if self._news is not None and self._footing in {Footing.EVEN, Footing.PARTED}:
+        if self._news is not None:
             self._members.tell(self._news)
             self._news = None
 
@@ -408,8 +409,7 @@ class MegatronRun:
         """All are in the same step: takes over what this rank is to do of it."""
         number = self._members.number
         if self._progress is Progress.FINISHED:  # and nobody has committed it
-            is_changed = self._changes_reduced and self._sharded is None
-            self._progress = Progress.SUMMED_WITHIN if is_changed else Progress.OPEN
+            self._progress = Progress.SUMMED_WITHIN if self._changes_reduced else Progress.OPEN
             self._mend()
         if agreement.held[number] != self._held:
             self._drop()
@@ -442,9 +442,7 @@ class MegatronRun:
         self._clear()
         self._drop()
         self._hear_news(reused=0, recomputed=0)
-        if self._news is not None:
-            self._members.tell(self._news)
-            self._news = None
+        self._tell_news()
         if self._members.wait_as_spare():
             return True
         self._have_parted()

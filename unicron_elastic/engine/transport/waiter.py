@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from torch.distributed import DistNetworkError, Work
@@ -105,9 +106,11 @@ class Waiter:
         """
         if not marks:
             return
-        self._begin()
-        if not self._pass(marks, self.on_look):
-            self._abandon(work)
+        try:
+            self._await(partial(_are_passed, marks), self.on_look)
+        except RuntimeError:
+            keep_for_ever(work)
+            raise
         if self._is_broken():
             raise DistNetworkError("Connection closed by peer: it was broken off before the device had finished it")
         if (error := work.exception()) is not None:  # NCCL's watchdog notes it, and has ended what was under way
@@ -115,19 +118,10 @@ class Waiter:
 
     def has_landed(self, marks: Sequence[Mark]) -> bool:
         """Wait until a device has passed the marks of a broken collective; false if it had to be abandoned."""
-        return self._pass(marks, lambda: None)
-
-    def _pass(self, marks: Sequence[Mark], on_look: Callable[[], None]) -> bool:
-        """Return whether the device has passed them, or False when there is no patience left."""
-        looked_at, pause_s = time.monotonic(), MARK_LOOK_S / 16
-        while not all(mark.query() for mark in marks):
-            if self._is_over() or self._is_in_vain():
-                return False
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, MARK_LOOK_S)
-            if time.monotonic() - looked_at > LOOK_S:
-                looked_at = time.monotonic()
-                on_look()
+        try:
+            self._await(partial(_are_passed, marks))
+        except AbandonedError:
+            return False
         return True
 
     def call(self, waits: Callable[[], Any]) -> None:
@@ -135,11 +129,15 @@ class Waiter:
         if not self._looks_up:
             waits()
             return
+        self._await(InThread(waits).wait)
+
+    def _await(self, has_come: Callable[[float], bool], on_look: Callable[[], None] = lambda: None) -> None:
+        """Wait for what comes within the seconds that it is given, or does not. Raises AbandonedError."""
         self._begin()
-        ended = InThread(waits)
-        while not ended.wait(LAST_LOOK_S if (is_last := self._is_over()) else LOOK_S):
+        while not has_come(LAST_LOOK_S if (is_last := self._is_over()) else LOOK_S):
             if is_last or self._is_in_vain():
                 raise AbandonedError(_ABANDONED if is_last else _IN_VAIN)
+            on_look()
 
     def _abandon(self, work: Work) -> NoReturn:
         keep_for_ever(work)
@@ -176,6 +174,17 @@ class Waiter:
             if is_of_script(error):
                 raise
         return True
+
+
+def _are_passed(marks: Sequence[Mark], seconds: float) -> bool:
+    """Wait so long, without being busy, for a device to pass all marks; return whether it has."""
+    end, pause_s = time.monotonic() + seconds, MARK_LOOK_S / 16
+    while not all(mark.query() for mark in marks):
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, MARK_LOOK_S)
+    return True
 
 
 class InThread:
