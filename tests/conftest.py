@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hang
 import hypothesis
@@ -24,6 +26,8 @@ from unicron_elastic.launcher.common.loop import Loop
 
 DEADLINE_S = 30.0
 ALONE_S = 80.0
+RANKS_S = 120.0
+COLLECTIVES = str(Path(__file__).with_name("collective_ranks.py"))
 
 # torch's TCPStore asks DNS for the name of whoever connects; a lost answer is not to cost the tests five seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -143,6 +147,40 @@ def alone(warm_launchers: WarmLaunchers) -> Callable[..., None]:
     def run(folder: Path, *command: str, **env: str) -> None:
         said = folder / "said"
         assert warm_launchers.begin(said, *command, **env).wait(ALONE_S) == 0, said.read_text()
+
+    return run
+
+
+@pytest.fixture
+def ranks(warm_launchers: WarmLaunchers, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Runs a script as several ranks, in a folder of this name, and returns what each says in its last line."""
+
+    def run(size: int, words: Callable[[int, str], list[str]], name: str) -> list[dict[str, Any]]:
+        folder = tmp_path / name
+        folder.mkdir()
+        said = [folder / f"said-{rank}" for rank in range(size)]
+        begun = [warm_launchers.begin(said[rank], *words(rank, str(folder))) for rank in range(size)]
+        try:
+            codes = [each.wait(RANKS_S) for each in begun]
+        finally:
+            for each in begun:
+                each.kill()
+        texts = [each.read_text() for each in said]
+        assert codes == [0] * size, texts
+        return [json.loads(text.splitlines()[-1]) for text in texts]
+
+    return run
+
+
+@pytest.fixture
+def collective(ranks: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:
+    """What each rank finds that does ``what`` over a back end."""
+
+    def run(backend: str, what: str, size: int, *kind: str) -> list[dict[str, Any]]:
+        def words(rank: int, folder: str) -> list[str]:
+            return [COLLECTIVES, backend, what, str(rank), str(size), f"{folder}/store", *kind]
+
+        return ranks(size, words, "-".join((backend, *kind)))
 
     return run
 

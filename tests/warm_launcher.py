@@ -286,8 +286,11 @@ def _become(
         os._exit(code)
 
 
-def _serve(ground: Ground, places: Places, requests: socket.socket) -> None:
-    """Fork a launcher for each request, and say its pid and, when it has ended, its exit code."""
+def _serve(ground: Ground, places: Places, requests: socket.socket) -> list[int]:
+    """Fork a launcher for each request, and say its pid and, when it has ended, its exit code.
+
+    Returns the descriptors of those that run still when nobody asks for more.
+    """
     running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process
 
     def fork(ours: Sequence[socket.socket]) -> int:
@@ -311,7 +314,7 @@ def _serve(ground: Ground, places: Places, requests: socket.socket) -> None:
                 continue
             text, files, *_ = socket.recv_fds(requests, LARGEST_REQUEST, MOST_FILES)
             if not text:
-                return
+                return list(running)
             request = json.loads(text)
             end = socket.socket(fileno=files.pop())
             offer, links = None, ()
@@ -368,4 +371,6 @@ if __name__ == "__main__":
 
         _import_what_clusters_need()
     freeze()
-    _serve(_ground, _places, socket.socket(fileno=int(sys.argv[1])))
+    for _launcher in _serve(_ground, _places, socket.socket(fileno=int(sys.argv[1]))):
+        with contextlib.suppress(ProcessLookupError):  # of a process of tests that was killed, or has crashed
+            signal.pidfd_send_signal(_launcher, signal.SIGKILL)

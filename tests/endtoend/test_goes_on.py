@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finals import final
 
 pytestmark = pytest.mark.trains
 SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
@@ -19,7 +20,7 @@ def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """What one process comes to by itself."""
     folder = tmp_path_factory.mktemp("undisturbed")
     alone(folder, SCRIPT)
-    return _final(folder, 0)
+    return final(folder, 0)
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +28,7 @@ def undisturbed_freezing(alone: Any, tmp_path_factory: pytest.TempPathFactory) -
     """The same, where layers are frozen and unfrozen on the way."""
     folder = tmp_path_factory.mktemp("freezing")
     alone(folder, SCRIPT, "--freezing")
-    return _final(folder, 0)
-
-
-def _final(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"final-{rank}.json").read_text())
-    return found
+    return final(folder, 0)
 
 
 def _incidents(folder: Path) -> list[dict[str, Any]]:
@@ -72,7 +68,7 @@ def _train(
 
 def _assert_same(folder: Path, undisturbed: dict[str, Any], ranks: list[int]) -> None:
     for rank in ranks:
-        found = _final(folder, rank)
+        found = final(folder, rank)
         assert found["parameters"] == undisturbed["parameters"], f"rank {rank}"
         assert found["losses"].items() <= undisturbed["losses"].items()  # a newcomer has seen the later ones
 
@@ -119,7 +115,7 @@ def test_rare_types_and_sparse_gradients_go_the_same_way(
 ) -> None:
     folder = tmp_path_factory.mktemp("rare")
     alone(folder, SCRIPT, "--rare")
-    undisturbed = _final(folder, 0)
+    undisturbed = final(folder, 0)
     folder = _train(launcher, 3, strike, worlds=3, more=("--rare",))
     _assert_same(folder, undisturbed, [0, 1, 2])
 
@@ -197,12 +193,12 @@ def test_a_failure_at_the_very_end_leaves_nobody_waiting(launcher: Any, undistur
 def test_a_newcomer_that_takes_long_begins_with_the_step_that_the_others_are_in(launcher: Any) -> None:
     more = ("--steps=20", "--step-s=0.02", "--slow-load-s=1", "--join-patience-s=0.2")
     folder = _train(launcher, 2, "1:2:accumulate:kill", worlds=3, more=more)
-    assert _final(folder, 0)["parameters"] == _final(folder, 1)["parameters"]
+    assert final(folder, 0)["parameters"] == final(folder, 1)["parameters"]
 
 
 def test_a_gradient_scaler_is_ready_in_a_newcomer(launcher: Any) -> None:
     folder = _train(launcher, 2, "1:3:reduce:kill", worlds=3, more=("--scaler",))
-    assert _final(folder, 0)["parameters"] == _final(folder, 1)["parameters"]
+    assert final(folder, 0)["parameters"] == final(folder, 1)["parameters"]
     assert len(_incidents(folder)) == 1
 
 
@@ -244,7 +240,7 @@ def test_who_hangs_while_another_is_lost_is_ended_for_it_is_missing_from_the_new
     strikes = ("1:12:forward:sleep", "0:12:accumulate:kill")
     flags = ("--unicron-hang-patience=0.5",)
     folder = _train(launcher, ranks, *strikes, worlds=5, flags=flags, more=("--steps=20",), end_s=150.0)
-    finals = [_final(folder, rank) for rank in range(ranks)]
+    finals = [final(folder, rank) for rank in range(ranks)]
     assert len({final["parameters"] for final in finals}) == 1
     lost, hung = _incidents(folder)
     assert lost["rank"] == 0

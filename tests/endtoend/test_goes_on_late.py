@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from finals import final
 
 pytestmark = pytest.mark.trains
 SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
@@ -19,12 +19,7 @@ def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """What one process comes to by itself, over gloo."""
     folder = tmp_path_factory.mktemp("undisturbed")
     alone(folder, SCRIPT)
-    return _final(folder, 0)
-
-
-def _final(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"final-{rank}.json").read_text())
-    return found
+    return final(folder, 0)
 
 
 def _train(launcher: Any, late: str, strike: str, *more: str) -> Path:
@@ -53,7 +48,7 @@ def test_survivors_of_a_loss_apply_nothing_that_has_not_landed(
 ) -> None:
     folder = _train(launcher, late, strike)
     for rank in range(3):
-        found = _final(folder, rank)
+        found = final(folder, rank)
         assert found["parameters"] == undisturbed["parameters"]
         assert found["losses"].items() <= undisturbed["losses"].items()
 
@@ -65,7 +60,7 @@ def test_what_is_summed_during_the_backward_pass_counts_when_it_has_landed(
     launcher: Any, undisturbed: Any, late: str, torn: tuple[str, ...]
 ) -> None:
     folder = _train(launcher, late, "1:2:reduce:kill", "--plain", "--bucket-bytes=300", *torn)
-    finals = [_final(folder, rank) for rank in range(3)]
+    finals = [final(folder, rank) for rank in range(3)]
     assert len({each["parameters"] for each in finals}) == 1
     for step, loss in undisturbed["losses"].items():
         assert finals[0]["losses"][step] == pytest.approx(loss, rel=1e-4)

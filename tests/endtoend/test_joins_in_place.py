@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from finals import final
 
 from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
@@ -45,18 +45,13 @@ def start(launcher: Any, etcd: EmbeddedEtcd) -> Start:
     return started
 
 
-def _final(launcher: Any, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((launcher.folder / f"final-{rank}.json").read_text())
-    return found
-
-
 def test_a_node_that_joins_breaks_no_collective_between_steps(launcher: Any, start: Start) -> None:
     arguments = ("--epochs=1", "--per-epoch=8", "--own", "--await-world=0:3:2")
     old = start("a", 2, *arguments, nodes="1:2")
     old.until_line(r"^STEP 2 ")
     new = start("b", 1, *arguments, nodes="1:2")
     assert [run.wait() for run in (old, new)] == [0, 0], old.err + new.err
-    finals = [_final(launcher, rank) for rank in range(3)]
+    finals = [final(launcher.folder, rank) for rank in range(3)]
     assert len({final["parameters"] for final in finals}) == 1
     assert finals[0]["sizes"]["3"] == 2  # it was waited for there, and nobody had come yet
     assert finals[0]["sizes"]["7"] == 3
@@ -73,7 +68,7 @@ def test_a_node_that_comes_when_the_training_is_over_ends_with_it(
     old[0].until_line(r"^STEP 2 ")
     new = start("c", 1, *arguments)
     assert [run.wait(30.0) for run in (*old, new)] == [0, 0, 0]
-    assert _final(launcher, 0)["parameters"] == _final(launcher, 1)["parameters"]
+    assert final(launcher.folder, 0)["parameters"] == final(launcher.folder, 1)["parameters"]
     assert not (launcher.folder / "final-2.json").exists()
     assert "The training is over" in new.err
     assert all(len(run.until_line(r"^STEP 7 ")) == 1 for run in old)

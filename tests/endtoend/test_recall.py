@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finals import final
 from warm_launcher import WarmLaunchers
 
 from unicron_elastic.rendezvous.records.job import JobKeys
@@ -179,14 +180,9 @@ def undisturbed(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     def train(steps: int) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("undisturbed")
         alone(folder, IN_PLACE, f"--steps={steps}")
-        return _final(folder, 0)
+        return final(folder, 0)
 
     return train
-
-
-def _final(folder: Path, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / f"final-{rank}.json").read_text())
-    return found
 
 
 def _finals(folder: Path) -> list[dict[str, Any]]:
@@ -254,5 +250,5 @@ def test_in_place_a_node_that_is_needed_leaves_when_another_has_come(
     _assert_left_well(runs.pop("a"), "a")
     assert [run.wait() for run in runs.values()] == [0, 0], [run.err for run in runs.values()]
     assert len(set(re.findall(r"^STEP \d+ pid (\d+)", runs["b"].out, re.MULTILINE))) == 1
-    assert _final(launcher.folder, 1)["parameters"] == undisturbed(60)["parameters"]
+    assert final(launcher.folder, 1)["parameters"] == undisturbed(60)["parameters"]
     assert _incidents(launcher.folder) == []

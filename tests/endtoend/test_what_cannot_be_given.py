@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from finals import final
 
 pytestmark = pytest.mark.trains
 
@@ -75,10 +74,6 @@ for step in run.steps(STEPS, 6):
 REFUSED = "unicron: this rank is not given the others' state, who train on without it"
 
 
-def _final(folder: Path, rank: int) -> Any:
-    return json.loads((folder / f"final-{rank}.json").read_text())
-
-
 def _start(launcher: Any, mode: str, last: int) -> Any:
     script = launcher.script("train.py", SCRIPT)
     return launcher.start(
@@ -93,8 +88,8 @@ def test_a_state_that_cannot_be_sent_for_a_while_is_given_later(launcher: Any, m
     run.until(lambda: REFUSED in run.err, "the sentence")
     (launcher.folder / "refused").touch()
     assert run.wait() == 0, run.err
-    assert _final(launcher.folder, 0) == _final(launcher.folder, 1) == _final(launcher.folder, 2)
-    assert _final(launcher.folder, 0)[:2] == [12, 3]
+    assert final(launcher.folder, 0) == final(launcher.folder, 1) == final(launcher.folder, 2)
+    assert final(launcher.folder, 0)[:2] == [12, 3]
     assert run.err.count(REFUSED) == 1
     assert "seen.seen is a set, which cannot be sent" in run.err
     assert "Traceback" not in run.err
@@ -104,15 +99,15 @@ def test_a_state_that_cannot_be_sent_for_a_while_is_given_later(launcher: Any, m
 def test_those_who_train_come_to_their_end_when_their_state_can_never_be_sent(launcher: Any) -> None:
     run = _start(launcher, "while they train", 99)
     assert run.wait() == 0, run.err
-    assert _final(launcher.folder, 0) == _final(launcher.folder, 1)
-    assert _final(launcher.folder, 0)[:2] == [12, 2]
+    assert final(launcher.folder, 0) == final(launcher.folder, 1)
+    assert final(launcher.folder, 0)[:2] == [12, 2]
     assert not (launcher.folder / "final-2.json").exists()
 
 
 def test_on_regroup_that_raises_is_named_and_ends_its_rank_alone(launcher: Any) -> None:
     run = _start(launcher, "on_regroup", 0)
     assert run.wait() == 0, run.err
-    assert [_final(launcher.folder, rank)[0] for rank in range(3)] == [12, 12, 12]
+    assert [final(launcher.folder, rank)[0] for rank in range(3)] == [12, 12, 12]
     assert "make_groups(), which is this script's on_regroup, raised RuntimeError" in run.err
     assert "1 rank goes on from the failed step" in run.err
     assert "connect anew" not in run.err
@@ -122,5 +117,5 @@ def test_on_regroup_that_raises_is_named_and_ends_its_rank_alone(launcher: Any) 
 def test_on_regroup_that_raises_in_all_has_all_begin_again(launcher: Any) -> None:
     run = _start(launcher, "on_regroup", 2)
     assert run.wait() == 0, run.err
-    assert [_final(launcher.folder, rank)[0] for rank in range(3)] == [12, 12, 12]
+    assert [final(launcher.folder, rank)[0] for rank in range(3)] == [12, 12, 12]
     assert "make_groups(), which is this script's on_regroup, raised RuntimeError" in run.err

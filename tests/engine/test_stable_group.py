@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,38 +17,8 @@ from unicron_elastic.engine.transport.superseded import Superseded
 
 DEADLINE_S = 120.0
 HERE = Path(__file__).parent
-OPERATIONS, WORLDS = str(HERE.parent / "collective_ranks.py"), str(HERE / "group_worlds.py")
+WORLDS = str(HERE / "group_worlds.py")
 Ranks = Callable[..., list[dict[str, Any]]]
-
-
-@pytest.fixture
-def ranks(warm_launchers: Any, tmp_path: Path) -> Ranks:
-    """Run a script as several ranks, and return what each has found."""
-
-    def run(size: int, words: Callable[[int, str], list[str]], name: str) -> list[dict[str, Any]]:
-        folder = tmp_path / name
-        folder.mkdir()
-        said = [folder / f"said-{rank}" for rank in range(size)]
-        begun = [warm_launchers.begin(said[rank], *words(rank, str(folder))) for rank in range(size)]
-        try:
-            codes = [each.wait(DEADLINE_S) for each in begun]
-        finally:
-            for each in begun:
-                each.kill()
-        texts = [each.read_text() for each in said]
-        assert codes == [0] * size, texts
-        return [json.loads(text.splitlines()[-1]) for text in texts]
-
-    return run
-
-
-def collective(ranks: Ranks, backend: str, what: str, size: int, *kind: str) -> list[dict[str, Any]]:
-    """What each rank has found over a back end."""
-
-    def words(rank: int, folder: str) -> list[str]:
-        return [OPERATIONS, backend, what, str(rank), str(size), f"{folder}/store", *kind]
-
-    return ranks(size, words, backend)
 
 
 def worlds(ranks: Ranks, what: str, size: int, *kind: str) -> list[dict[str, Any]]:
@@ -57,15 +26,15 @@ def worlds(ranks: Ranks, what: str, size: int, *kind: str) -> list[dict[str, Any
     return ranks(size, lambda rank, folder: [WORLDS, what, str(rank), str(size), folder, *kind], " ".join(kind) or what)
 
 
-def test_each_operation_has_the_bits_that_it_has_over_gloo(ranks: Ranks) -> None:
-    found = collective(ranks, "unicron", "operations", 3)
-    assert found == collective(ranks, "gloo", "operations", 3)
+def test_each_operation_has_the_bits_that_it_has_over_gloo(collective: Ranks) -> None:
+    found = collective("unicron", "operations", 3)
+    assert found == collective("gloo", "operations", 3)
     assert not [each for rank in found for each in rank.values() if "error" in each]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp with a hook", "fsdp2"])
-def test_training_has_the_bits_that_it_has_over_gloo(ranks: Ranks, kind: str) -> None:
-    assert collective(ranks, "unicron", "train", 2, kind) == collective(ranks, "gloo", "train", 2, kind)
+def test_training_has_the_bits_that_it_has_over_gloo(collective: Ranks, kind: str) -> None:
+    assert collective("unicron", "train", 2, kind) == collective("gloo", "train", 2, kind)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp with a hook"])
@@ -94,10 +63,12 @@ def test_a_break_of_one_group_leaves_the_other_whole(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp with a hook", "fsdp2"])
-def test_a_newer_world_ends_a_wait_within_a_model_that_trains_on_in_it(ranks: Ranks, kind: str) -> None:
+def test_a_newer_world_ends_a_wait_within_a_model_that_trains_on_in_it(
+    ranks: Ranks, collective: Ranks, kind: str
+) -> None:
     found = worlds(ranks, "superseded", 2, kind)
     assert "abandoned" in found[0]["error"] or "Connection closed" in found[0]["error"]
-    undisturbed = collective(ranks, "gloo", "train", 2, kind)
+    undisturbed = collective("gloo", "train", 2, kind)
     assert [each["digest"] for each in found] == [each["digest"] for each in undisturbed]
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,41 +27,20 @@ from unicron_elastic.testing.late import (
 )
 
 DEADLINE_S = 120.0
-SCRIPT = str(Path(__file__).parent.parent / "collective_ranks.py")
 IMPOSSIBLE = ("without", "send and recv from any")  # with NCCL as well
 # These fill nothing, on some ranks or on all; and what a functional collective gives is a copy of garbage or not.
 NEVER_SEEN_LATE = {"barrier", "reduce", "gather", "send and recv", "functional all_reduce"}
 NEVER_SEEN_LATE |= {"all_reduce, some ranks", "broadcast, some ranks"}
 
 
-@pytest.fixture
-def ranks(warm_launchers: Any, tmp_path: Path) -> Any:
-    def run(backend: str, what: str, size: int, *words: str) -> list[dict[str, Any]]:
-        name = "-".join((backend, *words))
-        said = [tmp_path / f"{name}-{rank}" for rank in range(size)]
-        store = str(tmp_path / f"store-{name}")
-        begun = [
-            warm_launchers.begin(said[rank], SCRIPT, backend, what, str(rank), str(size), store, *words)
-            for rank in range(size)
-        ]
-        try:
-            codes = [each.wait(DEADLINE_S) for each in begun]
-        finally:
-            for each in begun:
-                each.kill()
-        texts = [each.read_text() for each in said]
-        assert codes == [0] * size, texts
-        return [json.loads(text.splitlines()[-1]) for text in texts]
-
-    return run
+def test_each_operation_gives_what_gloo_does_where_the_stream_orders_it(collective: Any) -> None:
+    assert collective("late", "operations", 3, "stream", *IMPOSSIBLE) == collective(
+        "gloo", "operations", 3, *IMPOSSIBLE
+    )
 
 
-def test_each_operation_gives_what_gloo_does_where_the_stream_orders_it(ranks: Any) -> None:
-    assert ranks("late", "operations", 3, "stream", *IMPOSSIBLE) == ranks("gloo", "operations", 3, *IMPOSSIBLE)
-
-
-def test_each_operation_gives_garbage_first_and_then_what_gloo_does(ranks: Any) -> None:
-    found, expected = (ranks(backend, "operations", 3, *IMPOSSIBLE) for backend in ("late", "gloo"))
+def test_each_operation_gives_garbage_first_and_then_what_gloo_does(collective: Any) -> None:
+    found, expected = (collective(backend, "operations", 3, *IMPOSSIBLE) for backend in ("late", "gloo"))
     for late, prompt in zip(found, expected, strict=True):
         objects = {name for name in late if name.endswith("of objects")}  # which read at once
         assert any("UnpicklingError" in late[name].get("error", "") for name in objects)
@@ -73,18 +50,18 @@ def test_each_operation_gives_garbage_first_and_then_what_gloo_does(ranks: Any) 
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp with a hook", "fsdp2"])
-def test_in_stream_order_training_has_the_bits_that_it_has_over_gloo(ranks: Any, kind: str) -> None:
-    assert ranks("late", "train", 2, kind, "stream") == ranks("gloo", "train", 2, kind)
+def test_in_stream_order_training_has_the_bits_that_it_has_over_gloo(collective: Any, kind: str) -> None:
+    assert collective("late", "train", 2, kind, "stream") == collective("gloo", "train", 2, kind)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "ddp with views", "ddp with a hook", "fsdp2"])
-def test_an_abort_while_gradients_are_reduced_is_silent_and_garbage_is_stepped_with(ranks: Any, kind: str) -> None:
-    assert [each["has_nan"] for each in ranks("late", "train", 2, kind, "stream", "abort")] == [True, True]
+def test_an_abort_while_gradients_are_reduced_is_silent_and_garbage_is_stepped_with(collective: Any, kind: str) -> None:
+    assert [each["has_nan"] for each in collective("late", "train", 2, kind, "stream", "abort")] == [True, True]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_a_torn_abort_leaves_each_rank_with_numbers_of_its_own_that_are_wrong(ranks: Any, kind: str) -> None:
-    torn, whole = ranks("late", "train", 2, kind, "stream", "abort", "torn"), ranks("gloo", "train", 2, kind)
+def test_a_torn_abort_leaves_each_rank_with_numbers_of_its_own_that_are_wrong(collective: Any, kind: str) -> None:
+    torn, whole = collective("late", "train", 2, kind, "stream", "abort", "torn"), collective("gloo", "train", 2, kind)
     if kind == "ddp":  # what FSDP2 reduces into is new memory, in which anything may stand
         assert not any(each["has_nan"] for each in torn)
     assert torn[0]["digest"] != torn[1]["digest"]
