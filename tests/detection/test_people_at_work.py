@@ -61,7 +61,7 @@ def _job(ranks: int = 2, halts: int = 0) -> Job:
     return Job(ranks=ranks, halts=halts, state=PaceState(policy=PacePolicy(), whole_job=True))
 
 
-@given(st.integers(1, 5), st.integers(0, 4), st.sampled_from(["debugger", "terminal"]), st.floats(10.0, 1000.0))
+@given(st.integers(1, 5), st.integers(0, 4), st.sampled_from(["debugger", "terminal"]), st.floats(10.0, 4000.0))
 def test_a_person_is_told_once_and_nobody_hangs(ranks: int, halts: int, place: str, seconds: float) -> None:
     halts %= ranks
     said = _job(ranks, halts).run(STEPS * STEP_S + seconds, place)
