@@ -254,3 +254,16 @@ def test_nothing_is_begun_early_once_a_pass_has_added_twice() -> None:
     _compute(gradients, 1, 1.0, 0, 1)
     _compute(gradients, 2, 1.0, 0, 1)
     assert told == []
+
+
+def test_what_a_pass_that_broke_has_added_makes_no_bucket_ready_in_the_next_step() -> None:
+    gradients, told = _model(4, 4, 4)
+    _compute(gradients, 0, 1.0, 0, 1, 2)
+    gradients._added += gradients.parameters[1:]
+    gradients._ready._look(gradients.parameters[2])
+    told.clear()
+    gradients.begin()
+    gradients.parameters[2].sum().backward()
+    assert told == [0]
+    gradients.parameters[0].sum().backward()
+    assert told == [0]

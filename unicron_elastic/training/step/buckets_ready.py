@@ -32,7 +32,7 @@ class BucketsReady:
         self._forget_signs()
         self._wanted = [set(each) for each in buckets]
         self._is_too_early = self._adds_twice = False
-        self._begin_pass()
+        self.begin_pass()
 
     def end_pass(self) -> None:
         """Note that a backward pass has ended."""
@@ -46,14 +46,15 @@ class BucketsReady:
             self._forget_signs()
         elif self._next < len(self._wanted) and self._wanted[self._next] <= self._seen:
             self._learn()
-        self._begin_pass()
+        self.begin_pass()
 
     def take_too_early(self) -> bool:
         """Return whether more was added to a bucket after it had begun, and forget it."""
         found, self._is_too_early = self._is_too_early, False
         return found
 
-    def _begin_pass(self) -> None:
+    def begin_pass(self) -> None:
+        """Forget what a pass has added that ended, or broke."""
         self._next, self._taken = 0, 0
         self._seen.clear()
         self._begun.clear()

@@ -127,6 +127,7 @@ class Gradients:
             parameter.grad = None
         self._notes.begin(stamp)
         self._added.clear()
+        self._ready.begin_pass()
         self._touched.clear()
         self.made = None
         self._remember()
