@@ -27,7 +27,7 @@ class Loop:
         self._soon: deque[Callable[[], None]] = deque()
         self._signals: deque[Callable[[], object]] = deque()
         self._is_running = False
-        self._holds_signals = False
+        self._holds = 0  # how many want signals held
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -81,7 +81,7 @@ class Loop:
         """
 
         def handle(number: int, frame: Any) -> None:
-            if not (self._is_running or self._holds_signals):
+            if not (self._is_running or self._holds):
                 handler(number, frame)
                 return
             self._signals.append(lambda: handler(number, None))
@@ -91,13 +91,14 @@ class Loop:
 
     @contextlib.contextmanager
     def signals_held(self) -> Iterator[None]:
-        """Calls the handlers of signals that come meanwhile at the end: what is done here is done whole."""
-        self._holds_signals = True
+        """Calls the handlers of signals that come meanwhile at the end of the outermost: what is done here is whole."""
+        self._holds += 1
         try:
             yield
         finally:
-            self._holds_signals = False
-            self._call_signal_handlers()
+            self._holds -= 1
+            if not self._is_running:  # else between callbacks, as ever
+                self._call_signal_handlers()
 
     def close(self) -> None:
         """Closes the loop's own descriptors and forgets its callbacks; what was registered belongs to others."""
@@ -117,7 +118,7 @@ class Loop:
         return True
 
     def _call_signal_handlers(self) -> None:
-        while self._signals and not self._holds_signals:
+        while self._signals and not self._holds:
             self._signals.popleft()()
 
     def _run_once(self, now: float, deadline: float | None) -> None:

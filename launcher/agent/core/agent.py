@@ -7,6 +7,7 @@ in the loop.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -79,6 +80,16 @@ from unicron_elastic.worker.process.mark import MARK
 
 KILL_NOW_TIMEOUT_S = 5
 PEERS_TIMEOUT_S = 1.0
+
+_WAITING = (  # for processes to end, or for other nodes: a signal is to end that wait
+    commands.StopWorkers,
+    commands.KillWorkers,
+    commands.StartWorkers,
+    commands.MeetNodes,
+    commands.FailJob,
+    commands.LeaveJob,
+    commands.DepartWell,
+)
 
 
 class Agent(TorchAgent):
@@ -164,7 +175,8 @@ class Agent(TorchAgent):
             self._reporter.speak_for_library()
         isolation.offer_job(self._nodes, self._worker_group.spec, self._runtime.shared_arguments, self._reporter.say)
         self._start_generation(restarts_used=0)
-        self._start_node_watch()
+        with self._runtime.loop.signals_held():
+            self._start_node_watch()
         while self._result is None:
             self._runtime.loop.run_until(lambda: bool(self._events) or self._error is not None)
             if self._error is not None:
@@ -293,8 +305,9 @@ class Agent(TorchAgent):
         )
         Runtime.workers_began = True
         self._handle(begun)
-        self._join_worlds(node)
-        self._start_watches()
+        with self._runtime.loop.signals_held():
+            self._join_worlds(node)
+            self._start_watches()
 
     def _node_in_world(self) -> str:
         """What this node is called in the worlds of this generation, and no other ever."""
@@ -462,7 +475,7 @@ class Agent(TorchAgent):
         self._peer_failed(generation, reason)
 
     def _exit_barrier(self) -> None:
-        wait_at_last_barrier(self._is_nobody_awaited, super()._exit_barrier)
+        wait_at_last_barrier(self._is_nobody_awaited, super()._exit_barrier, self._runtime.loop.signals_held)
         if self._unheard_loss:
             self._reporter.say(f"{self._unheard_loss} This node has ended well and waits for nobody.")
 
@@ -528,7 +541,7 @@ class Agent(TorchAgent):
         self._state, todo = handle(self._state, event)
         self._reporter.phase_is(self._state.phase.value)
         for command in todo:
-            self._do(command)
+            self._do_whole(command)
         world = self._state.world
         if world is not None and world.number > (1 if before is None else before.number):
             if before is not None and world.reason and self._speaks_for(world) and not self._is_told(world.reason):
@@ -558,6 +571,15 @@ class Agent(TorchAgent):
     def _speaks_for(self, world: World) -> bool:
         """Whether this node is the one that says why a world came, as all of them know it."""
         return not self._runtime.is_planned or world.members[0].node == self._state.node
+
+    def _do_whole(self, command: commands.Command) -> None:
+        """Do what does not wait for others to its end, whatever signal comes: its handler raises wherever it strikes.
+
+        Inside of `Thread.start` that is a KeyError of Python's, and what takes errors for a broken probe loses it.
+        """
+        does_wait = isinstance(command, _WAITING)
+        with contextlib.nullcontext() if does_wait else self._runtime.loop.signals_held():
+            self._do(command)
 
     def _do(self, command: commands.Command) -> None:
         match command:
