@@ -260,7 +260,7 @@ def test_what_a_pass_that_broke_has_added_makes_no_bucket_ready_in_the_next_step
     gradients, told = _model(4, 4, 4)
     _compute(gradients, 0, 1.0, 0, 1, 2)
     gradients._added += gradients.parameters[1:]
-    gradients._ready._look(gradients.parameters[2])
+    gradients._ready.look()
     told.clear()
     gradients.begin()
     gradients.parameters[2].sum().backward()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
@@ -299,3 +302,16 @@ def test_a_restart_that_begins_again_with_step_0_says_so(
     training.train(3)
     training.train(4)
     assert capfd.readouterr().err == said
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_nothing_is_left_of_a_run_that_a_script_has_dropped(reproducible: bool, tmp_path: Path) -> None:
+    """Python cannot see what torch keeps in C++, as hooks of parameters, nor frees what waits for the script's end."""
+    training = Training(reproducible=reproducible)
+    training.train(3)
+    training.run.save(tmp_path, 3)
+    training.run.wait_saved()
+    kept = {name: ref(each) for name, each in vars(training).items()}
+    del training
+    gc.collect()
+    assert [name for name, each in kept.items() if each() is not None] == []

@@ -84,6 +84,10 @@ class SnapshotWriter:
         if self._latest is not None:
             self._latest.done.wait()
 
+    def before_step(self, _optimizer: object) -> None:
+        """Wait as `wait_copied` does: a step changes what is copied."""
+        self.wait_copied()
+
     def wait_copied(self) -> None:
         """Waits until the state that was begun last may change."""
         job = self._latest

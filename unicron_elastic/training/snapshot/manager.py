@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from unicron_elastic.compat.watching.optimizers import watch_before_steps
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot.gather import gathering, own_rank
 from unicron_elastic.state.snapshot.header import Header
@@ -92,7 +92,6 @@ class SnapshotManager:
         self._may_be_lost = may_be_lost
         self._peer_every = peer_every
         self._writer = SnapshotWriter(files=3 if peer_every else 2)
-        self._is_hooked = False
         self._storage: Storage | None = None
         self._restores = False
         self.is_wanted = False  # the job is to wait: a snapshot of the next step, whichever it is
@@ -132,10 +131,8 @@ class SnapshotManager:
             "has_own_parts": self.has_own_parts,
             "is_for_peer": bool(self._peer_every and step % self._peer_every == 0),
         }
-        if not self._is_hooked:
-            self._is_hooked = True
-            register_optimizer_step_pre_hook(lambda *_: self._writer.wait_copied())
-        self._writer.begin(layout, tensors, about, self._tell_agent)
+        watch_before_steps(self._writer)
+        self._writer.begin(layout, tensors, about, _tell_agent)
         return True
 
     def note_reached(self, step: int) -> None:
@@ -172,12 +169,6 @@ class SnapshotManager:
             for state in optimizer.state.values():
                 map_leaves(state, learn)
         return found
-
-    def _tell_agent(self, made: SnapshotMade) -> None:
-        to_agent = link()
-        if to_agent is not None:
-            with contextlib.suppress(ChannelClosed):
-                to_agent.say(made)
 
     # -- to storage ---------------------------------------------------------------------------------------------------
 
@@ -410,3 +401,10 @@ def _first_lineage(generation: Mapping[str, str]) -> int:
 
 def _say(sentence: str) -> None:
     sys.stderr.write(f"unicron: {sentence}\n")
+
+
+def _tell_agent(made: SnapshotMade) -> None:
+    to_agent = link()
+    if to_agent is not None:
+        with contextlib.suppress(ChannelClosed):
+            to_agent.say(made)

@@ -12,20 +12,16 @@ import threading
 from collections.abc import Callable, Hashable
 
 
-class Requests:
-    """Of one run; those for the same thing are one. ``wait`` returns when what was begun is complete."""
+class _AtEnd:
+    """`_AtEnd` keeps those alive that have something to do when the script ends, and no others."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self._wait = wait
-        self._process = os.getpid()
-        self._asked: dict[Hashable, Callable[[], object]] = {}
+    def __init__(self) -> None:
+        self._asking: dict[Requests, None] = {}  # in the order in which they asked
         self._is_hooked = False
-        self._told = ""  # why a state cannot be kept
         self._has_ended = False  # the script: only what it has registered with atexit still runs
 
-    def ask(self, what: Hashable, keep: Callable[[], object]) -> None:
-        """Notes that ``keep`` is to be called; where the script has ended, calls it, as nothing comes after."""
-        self._asked[what] = keep
+    def add(self, one: Requests) -> bool:
+        """Call ``one.end`` when the script ends; whether that is yet to come."""
         if not self._is_hooked:
             self._is_hooked = True
             try:
@@ -33,12 +29,42 @@ class Requests:
                 threading._register_atexit(self._end)  # type: ignore[attr-defined]
             except RuntimeError:
                 self._has_ended = True
-        if self._has_ended:
-            self._end()
+        if not self._has_ended:
+            self._asking[one] = None
+        return not self._has_ended
+
+    def drop(self, one: Requests) -> None:
+        """Forget ``one``, which has nothing to do any more."""
+        self._asking.pop(one, None)
+
+    def _end(self) -> None:
+        self._has_ended = True
+        for one in list(self._asking):
+            one.end()
+
+
+_AT_END = _AtEnd()
+
+
+class Requests:
+    """Of one run; those for the same thing are one. ``wait`` returns when what was begun is complete."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        self._process = os.getpid()
+        self._asked: dict[Hashable, Callable[[], object]] = {}
+        self._told = ""  # why a state cannot be kept
+
+    def ask(self, what: Hashable, keep: Callable[[], object]) -> None:
+        """Notes that ``keep`` is to be called; where the script has ended, calls it, as nothing comes after."""
+        self._asked[what] = keep
+        if not _AT_END.add(self):
+            self.end()
 
     def carry_out(self) -> None:
         """Does what was asked for. Raises what that raises, but of a state that cannot be kept it is told once."""
         asked, self._asked = self._asked, {}
+        _AT_END.drop(self)
         for keep in asked.values():
             try:
                 keep()
@@ -47,15 +73,14 @@ class Requests:
                     self._told = why
                     sys.stderr.write(f"unicron: the state is not kept: {why}. The training goes on.\n")
 
-    def _end(self) -> None:
-        """When the script ends, unless by an exception, which may have come when half of the state was changed.
+    def end(self) -> None:
+        """Do it when the script ends, unless by an exception, which may have come when half of the state was changed.
 
         A process that it has forked between two steps, as a worker of a DataLoader, comes here at its own end, and has
         the state of another moment.
         """
         if os.getpid() != self._process:
             return
-        self._has_ended = True
         if self._asked and getattr(sys, "last_value", None) is None:
             self.carry_out()
             self._wait()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
@@ -63,7 +65,7 @@ class BucketsReady:
         self._seen.update(self._added[self._taken :])
         self._taken = len(self._added)
 
-    def _look(self, _parameter: Tensor) -> None:
+    def look(self) -> None:
         """Begin the buckets that are ready."""
         self._see()
         while self._next < len(self._wanted) and self._wanted[self._next] <= self._seen:
@@ -80,9 +82,16 @@ class BucketsReady:
             if not wanted <= self._seen:
                 break
             last = max(wanted, key=at.__getitem__)
-            self._signs.append(last.register_post_accumulate_grad_hook(self._look))
+            self._signs.append(last.register_post_accumulate_grad_hook(partial(_look, ref(self))))
 
     def _forget_signs(self) -> None:
         for sign in self._signs:
             sign.remove()
         self._signs.clear()
+
+
+def _look(watching: ref[BucketsReady], _parameter: Tensor) -> None:
+    # torch keeps a hook in C++: one that kept us would keep the model and its run for ever.
+    one = watching()
+    if one is not None:
+        one.look()
