@@ -60,6 +60,11 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Return whether nodes can speak in the round's store: what was said in one must not be heard in the next."""
         return bool(self.get_backend() != _STATIC)
 
+    @property
+    def store_of_workers(self) -> tuple[str, int] | None:
+        """Return where workers find their store in this round, if not where the command line says."""
+        return None
+
     def cluster_secret(self) -> str:
         """Return what the agents of the cluster know and others do not; "" if there is none."""
         return ""

@@ -12,6 +12,7 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousParameters,
     get_rendezvous_handler,
     parse_rendezvous_endpoint,
+    static_place,
 )
 from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 from unicron_elastic.rendezvous.store.options import DEFAULT_ENDPOINT, named_endpoint
@@ -20,6 +21,7 @@ from unicron_elastic.rendezvous.torch.create_handler import create_handler, node
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import BACKEND
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
+from unicron_elastic.rendezvous.torch.static import StaticRendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr or address_of_this_host([(host, max(port, 1))]))
-    return inner
+    place = static_place(inner)
+    return inner if place is None else StaticRendezvous(inner, place, _timeout_s(parameters))
 
 
 def unicron_handler(parameters: RendezvousParameters, default: str = DEFAULT_ENDPOINT) -> JobRendezvous:

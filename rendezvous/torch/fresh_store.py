@@ -45,13 +45,9 @@ class FreshStoreRendezvous(PlainRendezvous):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
-        torchs.forget_first_round(self._handler)
-        settings = getattr(self._handler, "settings", None)
-        is_alone = settings is None or settings.max_nodes == 1
-        with nullcontext() if is_alone else telling_who_waits(lambda: self._who_is_here(settings), self.silent_s):
-            info = self._handler.next_rendezvous()
+        info = self._meet()
         self._meeting = info.store
-        if not self.use_agent_store or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") == "1":
+        if not self._is_to_replace_store():
             return info
         previous, self._store = self._store, None
         port, address = 0, self._address
@@ -61,6 +57,17 @@ class FreshStoreRendezvous(PlainRendezvous):
         del previous
         fresh = RendezvousStoreInfo.build(info.rank, PrefixStore("unicron/fresh", info.store), address, port)
         return RendezvousInfo(info.store, info.rank, info.world_size, fresh)
+
+    def _meet(self) -> RendezvousInfo:
+        """Meet the other nodes; the store has keys of this round alone."""
+        torchs.forget_first_round(self._handler)
+        settings = getattr(self._handler, "settings", None)
+        is_alone = settings is None or settings.max_nodes == 1
+        with nullcontext() if is_alone else telling_who_waits(lambda: self._who_is_here(settings), self.silent_s):
+            return self._handler.next_rendezvous()
+
+    def _is_to_replace_store(self) -> bool:
+        return self.use_agent_store and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def _who_is_here(self, settings: Any) -> str:
         hosts = torchs.hosts_that_wait(self._handler)

@@ -1,12 +1,14 @@
-"""Two agents of one job on this machine, meeting over c10d."""
+"""Two agents of one job on this machine, meeting over torch's own back ends."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import Any
 
 import pytest
+from conftest import NODE
 
 
 @pytest.mark.parametrize("nodes", ["2", pytest.param("1:2", marks=pytest.mark.slow)])
@@ -28,3 +30,27 @@ def test_late_joiner_is_taken_in(launcher: Any, node_options: list[str]) -> None
         run.until_line(r"^GENERATION \d of 2")
     (launcher.folder / "stop").touch()
     assert [run.wait() for run in (first, second)] == [0, 0]
+
+
+def test_nodes_that_are_counted_beforehand_start_their_workers_again_together(launcher: Any) -> None:
+    """torch's static rendezvous waits for nobody but the first time, and its store has what is of the dead."""
+    launcher.script("node.py", NODE)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+
+    def start(rank: int) -> Any:
+        place = ("--nnodes=2", f"--node-rank={rank}", "--master-addr=localhost", f"--master-port={port}")
+        return launcher.start(*place, "--nproc-per-node=1", "--max-restarts=3", "node.py")
+
+    runs = [start(0), start(1)]
+    pids = [run.until_line(r"^GENERATION 0 of 2 rank \d pid (\d+)")[0] for run in runs]
+    os.kill(int(pids[1]), signal.SIGKILL)
+    for run in runs:
+        run.until_line(r"^GENERATION 1 of 2")
+    assert "rank 1 was killed by signal 9" in runs[0].err
+    runs[1].process.kill()
+    runs[1] = start(1)
+    for run in runs:
+        run.until_line(r"^GENERATION [12] of 2 rank \d pid \d+", 2 if run is runs[0] else 1)
+    (launcher.folder / "stop").touch()
+    assert [run.wait() for run in runs] == [0, 0]

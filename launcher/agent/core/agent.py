@@ -385,6 +385,8 @@ class Agent(TorchAgent):
             try:
                 with self._reporter.meeting():
                     super()._rendezvous(worker_group)
+                if (place := self._nodes.store_of_workers) is not None:
+                    worker_group.master_addr, worker_group.master_port = place
                 most = worker_group.spec.max_restarts
                 used = max(most - self._remaining_restarts, min(self._nodes.restarts_taken_over(), most))
                 size = worker_group.group_world_size
