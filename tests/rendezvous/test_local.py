@@ -16,6 +16,7 @@ from unicron_elastic.rendezvous.torch.create_handler import nodes_of
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 from unicron_elastic.rendezvous.torch.handler import ClusterRendezvous
 from unicron_elastic.rendezvous.torch.local import LocalRendezvous
+from unicron_elastic.rendezvous.torch.static import StaticRendezvous
 
 
 def _free_port() -> int:
@@ -146,11 +147,13 @@ def test_c10d_with_a_meeting_point_keeps_torchs_meeting_and_gets_fresh_stores(ch
     handler.shutdown()
 
 
-def test_a_static_job_of_several_nodes_is_torchs() -> None:
+def test_a_static_job_of_several_nodes_meets_as_torch_has_it_and_gets_fresh_stores() -> None:
     handler = rendezvous_handler(
         _parameters(backend="static", endpoint="127.0.0.1:29500", rank=0, min_nodes=2, max_nodes=2)
     )
-    assert type(handler).__module__.startswith("torch.")
+    assert isinstance(handler, StaticRendezvous)
+    assert handler.get_backend() == "static"
+    assert handler.get_run_id() == "r1"
 
 
 def test_what_torch_refuses_is_refused() -> None:
