@@ -66,7 +66,7 @@ MAY_IMPORT = {
     ),
     "simulation.policies": "faults planning.allocate planning.model simulation.live simulation.model",
     "training.group": (
-        "base engine.protocol engine.transport state state.pull training.snapshot training.step worker "
+        "base compat engine.protocol engine.transport state state.pull training.snapshot training.step worker "
         "worker.collectives worker.process"
     ),
     "launcher.view.cluster": (

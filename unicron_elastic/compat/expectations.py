@@ -26,6 +26,7 @@ class Feature(Enum):
     IN_PLACE = "nobody goes on in place: after a loss all workers restart"
     WARM = "workers start plainly, not as forks"
     LEAVE = "no node leaves a c10d rendezvous before its job ends"
+    REDUCED = "a snapshot that DistributedDataParallel was not built for is used like any other"
     RECORDER = "slow and late ranks are not named by their collectives"
     BIND = "stores listen on all addresses of their node"
     STATE = "who reaches the store of a c10d rendezvous can run code in its agents"
@@ -224,6 +225,16 @@ EXPECTATIONS: tuple[Expectation, ...] = (
         "torch:Tensor.register_post_accumulate_grad_hook",
         *(f"torch.optim.optimizer:register_optimizer_step_{when}_hook" for when in ("pre", "post")),
         "torch.testing._internal.distributed.fake_pg:FakeStore",
+    ),
+    *_of(
+        Feature.REDUCED,
+        "torch.distributed:Reducer._get_zeros_like_grad_buckets",
+        "torch.distributed:GradBucket.parameters",
+        (
+            "torch.nn.parallel:DistributedDataParallel.__init__",
+            {"sets": _words("_module_parameters find_unused_parameters static_graph process_group")},
+        ),
+        ("torch.nn.parallel:DistributedDataParallel._ddp_init_helper", {"sets": ("reducer",)}),
     ),
     *_of(
         Feature.RECORDER,

@@ -1,17 +1,18 @@
-"""How torch makes process groups, and how the making can be taken over. Imports torch."""
+"""How torch makes process groups, how the making can be taken over, and what is reduced in them. Imports torch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from unicron_elastic.compat.expectations import Feature, lacks
 
-__all__ = ["fake_store", "gloo_made_by", "reduce_in_python", "set_ranks"]
+__all__ = ["BuiltFor", "fake_store", "gloo_made_by", "reduce_in_python", "reduced_by", "set_ranks"]
 
 
 @contextlib.contextmanager
@@ -58,6 +59,27 @@ def reduce_in_python(module: Any) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     _register_comm_hook(module.reducer, module.process_group, allreduce_hook)
+
+
+class BuiltFor(NamedTuple):
+    """`BuiltFor` is what a DistributedDataParallel was built for; it stays that, whatever is frozen later."""
+
+    parameters: list[Tensor]  # that it does not ignore
+    reduced: list[Tensor]  # those of them that were trained when it was built
+    may_lack: bool  # whether a backward pass may come to some of these alone
+    is_alone: bool  # whether its group has this rank alone
+
+
+def reduced_by(module: Any) -> BuiltFor | None:
+    """Return what a DistributedDataParallel reduces; None if this torch does not tell.
+
+    torch makes room for its gradients once more meanwhile.
+    """
+    if lacks(Feature.REDUCED):
+        return None
+    reduced = [each for bucket in module.reducer._get_zeros_like_grad_buckets() for each in bucket.parameters()]
+    may_lack = bool(module.find_unused_parameters or module.static_graph)
+    return BuiltFor(list(module._module_parameters), reduced, may_lack, module.process_group.size() == 1)
 
 
 def set_ranks(group: ProcessGroup, ranks: list[int]) -> None:

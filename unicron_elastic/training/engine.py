@@ -380,6 +380,10 @@ class Engine:
         """Return what the script has done on its way, in ``steps()`` or in a loop of its own."""
         return self._registered.way(is_in_steps=self.is_member)
 
+    def why_not(self, way: Mapping[str, Any]) -> str:
+        """Return why nobody can go on from here on this way; "" if one can."""
+        return self._registered.why_not(way) if way else ""
+
     def take_groups(self, way: Mapping[str, Any]) -> None:
         """Gives optimizers the groups that they were given on this way."""
         if way:

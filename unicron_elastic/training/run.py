@@ -297,6 +297,10 @@ class Run:
         """Return what a state of a loop of the script's own has besides."""
         return {"epochs": self._epochs.state_dict(), "gradients": self._gradients.state_dict()}
 
+    def why_not(self, state_dict: dict[str, Any]) -> str:
+        """Return why ``restore`` does not use what ``state_dict`` gave; "" if it does."""
+        return self._engine.why_not(state_dict.get("way", {}))
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave.
 

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.engine.protocol.shares import from_ranges
 from unicron_elastic.engine.transport.of_script import is_of_script
+from unicron_elastic.training.group.misfits import unfit
 from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
@@ -122,6 +123,30 @@ class Handover:
             otherwise = " and ".join(each for each in (otherwise, modes) if each)
         self._take_trained(way)
         return otherwise and f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
+
+    def why_not(self, way: Mapping[str, Any]) -> str:
+        """Return why what is trained on this way cannot be taken over here; "" if it can, or is left to the script.
+
+        In ``steps()`` gradients are reduced by the run.
+        """
+        model = way.get("model", way)
+        if model is way or way.get("is_in_steps", "in_training" in model):
+            return ""
+        self._trainable.look()
+        parameters, own = self._trainable.parameters, self._trainable.positions
+        if any(end > len(parameters) for _, end in model["trained"]):
+            return ""  # it is another model, and will say so
+        trained = from_ranges(model["trained"], len(parameters))
+        if trained == own:
+            return ""
+        wrong = unfit(parameters, trained - own, own - trained)
+        if not any(wrong):
+            return ""
+        otherwise = self._trainable.tell_apart(own ^ (wrong.trained | wrong.frozen))
+        right = "build it behind run.restore(), for which Run takes the model itself"
+        or_else = "" if wrong.trained else ", or with find_unused_parameters=True"
+        why = f"in it the script {otherwise}, and DistributedDataParallel was built for what this rank trains"
+        return f"{why}: {right}{or_else}"
 
     @property
     def taken_step(self) -> int:

@@ -61,6 +61,9 @@ class Keepable(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """All of it."""
 
+    def why_not(self, state_dict: dict[str, Any]) -> str:
+        """Why it cannot go on from that as it was built here; "" if it can."""
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes it over."""
 
@@ -213,7 +216,8 @@ class SnapshotManager:
         if folder is not None:
             sources |= {(step, 0, 0): each for step, each in self.storage.find(folder, rank, world_size).items()}
         first_said: Sequence[Collection[Key]] | None = None
-        notes: list[str] = []
+        refused: list[tuple[int, list[str]]] = []  # of which step, and why, by rank; empty where it is right
+        lacks: list[str] = []
         while True:
             token = secrets.randbits(62)
             mine = {
@@ -229,20 +233,20 @@ class SnapshotManager:
             chosen = newest_common(keys)
             if chosen is None:
                 break
-            loaded, note = self._read(sources.pop(chosen), chosen)
+            loaded, why_not = self._read(sources.pop(chosen))
             told = json.dumps(
                 {
                     "is_right": loaded is not None,
-                    "note": note,
+                    "why_not": why_not,
                     "lacks": "" if loaded is None else self._lacks(loaded, chosen[0], rank),
                     "where": "" if loaded is None else loaded.where,
                     "bytes": 0 if loaded is None else loaded.bytes,
                 }
             )
             answers = [json.loads(each) for each in gather(told)]
-            notes += _notes([each["note"] for each in answers])
+            refused.append((chosen[0], [each["why_not"] for each in answers]))
             if loaded is not None and all(each["is_right"] for each in answers):
-                notes += _notes([each["lacks"] for each in answers])
+                lacks = _notes([each["lacks"] for each in answers])
                 self._take(loaded, rank)
                 break
         self.lineage = said[0]["token"]
@@ -251,7 +255,7 @@ class SnapshotManager:
         self._writer.adopt(offers.own, step)
         offers.close_others()
         if rank == 0:
-            notes = [*notes, why_back(first_said, chosen)]
+            notes = [*_refusals(refused), *lacks, why_back(first_said, chosen)]
             behind = why_behind(first_said, chosen, reached, is_restart=is_restart)
             answers = answers if chosen is not None else []
             self._tell(step, chosen, notes, answers, behind, took_s=time.monotonic() - began)
@@ -276,17 +280,19 @@ class SnapshotManager:
         wish = SnapshotsWanted(rank=rank, world_size=world_size)
         return Offers.of(to_agent.ask(wish, (SnapshotOffers,), ANSWER_TIMEOUT_S))
 
-    def _read(self, source: Any, key: Key) -> tuple[_Loaded | None, str]:
-        """The state from a source, and what is wrong with it."""
+    def _read(self, source: Any) -> tuple[_Loaded | None, str]:
+        """The state from a source, or None and why it cannot be used."""
         try:
             if isinstance(source, Local | Remote):
                 layout, tensors = source.read()
-                return _Loaded(rebuild(layout, tensors), source.where, source.header, layout.total_bytes), ""
-            state = source.load(self._shards())
-            return _Loaded(state, "storage", None), ""
+                loaded = _Loaded(rebuild(layout, tensors), source.where, source.header, layout.total_bytes)
+            else:
+                loaded = _Loaded(source.load(self._shards()), "storage", None)
+            if not (why := self._run.why_not(loaded.state)):
+                return loaded, ""
         except Exception as error:  # there may be another state that can be read
-            why = error if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
-            return None, f"the state of step {key[0]} cannot be used: {why}"
+            why = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+        return None, why
 
     def _is_borrowed(self, source: Any, rank: int, world_size: int) -> bool:
         """Whether it lacks what is of this rank, and must not go before an older one that has it."""
@@ -378,6 +384,21 @@ def _notes(said: Sequence[str]) -> list[str]:
         f"Rank {ranks[0]}: {note}." if len(ranks) == 1 else f"Ranks {', '.join(ranks[:-1])} and {ranks[-1]}: {note}."
         for note, ranks in who.items()
     ]
+
+
+def _refusals(refused: Sequence[tuple[int, Sequence[str]]]) -> list[str]:
+    """What ranks have to say of states that they cannot use, each reason once with all that it is said of."""
+    notes: list[str] = []
+    for why in dict.fromkeys(each for _, said in refused for each in said if each):
+        of = [[step for step, said in refused if said[rank] == why] for rank in range(len(refused[0][1]))]
+        notes += _notes([f"{_states(steps)} cannot be used: {why}" if steps else "" for steps in of])
+    return notes
+
+
+def _states(steps: Sequence[int]) -> str:
+    """Return "the states of steps 16, 14 and 12"."""
+    *others, last = map(str, dict.fromkeys(steps))
+    return f"the states of steps {', '.join(others)} and {last}" if others else f"the state of step {last}"
 
 
 def _kept(leaf: Any, unchanging: set[int]) -> Any:
