@@ -56,6 +56,11 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
         return False
 
     @property
+    def needs_all_nodes(self) -> bool:
+        """Return whether the job ends with each node that is told to end."""
+        return False
+
+    @property
     def has_store_of_each_round(self) -> bool:
         """Return whether nodes can speak in the round's store: what was said in one must not be heard in the next."""
         return bool(self.get_backend() != _STATIC)

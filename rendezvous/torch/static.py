@@ -10,6 +10,7 @@ from torch.distributed import DistError, PrefixStore, Store
 from unicron_elastic.base.text import counted
 from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousTimeoutError,
@@ -47,13 +48,29 @@ class StaticRendezvous(FreshStoreRendezvous):
         return True
 
     @property
+    def needs_all_nodes(self) -> bool:
+        """There are as many as were counted, or none."""
+        return True
+
+    @property
     def store_of_workers(self) -> tuple[str, int] | None:
         """Return where that of this round is, which is not on ``--master-port`` from the second one on."""
         return self._store_of_workers
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the others. Raises what torch's handler raises, RendezvousClosedError and RendezvousTimeoutError."""
-        info = super().next_rendezvous()
+        """Meet the others. Raises what torch's handler raises, and RendezvousClosedError and RendezvousTimeoutError.
+
+        Raises RendezvousConnectionError if the store in which they have met is gone.
+        """
+        have_met = self._shared is not None
+        try:
+            info = super().next_rendezvous()
+        except DistError:
+            if not have_met:
+                raise
+            raise RendezvousConnectionError(
+                f"The node of rank 0 is gone, which has the store of all nodes at {self._place[0]}."
+            ) from None
         where = info.bootstrap_store_info
         self._store_of_workers = (where.master_addr, where.master_port)
         return info
@@ -64,9 +81,11 @@ class StaticRendezvous(FreshStoreRendezvous):
 
     def set_closed(self) -> None:
         """End the rendezvous for all nodes."""
-        if self._shared is not None:
-            with suppress(DistError):  # its host has ended, and with it the job
-                self._shared.set(_CLOSED, "")
+        self._close("The job has ended on another node.")
+
+    def leave(self) -> None:
+        """End the job: the others would wait for this node."""
+        self._close(f"The launcher of node {self._rank} was told to end, and the job needs all {self._nodes} nodes.")
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if a node waits in the next round, which may be one whose agent was started anew."""
@@ -78,6 +97,11 @@ class StaticRendezvous(FreshStoreRendezvous):
         self.set_closed()
         self._shared = None
         return super().shutdown()
+
+    def _close(self, why: str) -> None:
+        if self._shared is not None:
+            with suppress(DistError):  # its host has ended, and with it the job
+                self._shared.compare_set(_CLOSED, "", why)  # the first reason stays
 
     def _is_to_replace_store(self) -> bool:
         return self._round > 1 and super()._is_to_replace_store()
@@ -111,7 +135,8 @@ class StaticRendezvous(FreshStoreRendezvous):
         with telling_who_waits(lambda: self._who_is_missing(store), self.silent_s):
             while not store.check(ranks):
                 if self.is_closed():
-                    raise RendezvousClosedError("the job has ended on another node.")
+                    assert self._shared is not None
+                    raise RendezvousClosedError(bytes(self._shared.get(_CLOSED)).decode())
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError(self._who_is_missing(store))
                 time.sleep(LOOK_S)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,8 +34,9 @@ def test_late_joiner_is_taken_in(launcher: Any, node_options: list[str]) -> None
     assert [run.wait() for run in (first, second)] == [0, 0]
 
 
-def test_nodes_that_are_counted_beforehand_start_their_workers_again_together(launcher: Any) -> None:
-    """torch's static rendezvous waits for nobody but the first time, and its store has what is of the dead."""
+@pytest.fixture
+def start(launcher: Any) -> Callable[[int], Any]:
+    """Starts the agent of one of two nodes that are counted beforehand."""
     launcher.script("node.py", NODE)
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
@@ -42,6 +45,28 @@ def test_nodes_that_are_counted_beforehand_start_their_workers_again_together(la
         place = ("--nnodes=2", f"--node-rank={rank}", "--master-addr=localhost", f"--master-port={port}")
         return launcher.start(*place, "--nproc-per-node=1", "--max-restarts=3", "node.py")
 
+    return start
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_who_tells_the_agent_of_one_node_to_end_ends_the_job(start: Callable[[int], Any], told: int) -> None:
+    runs = [start(0), start(1)]
+    for run in runs:
+        run.until_line(r"^GENERATION 0 of 2")
+    runs[told].process.send_signal(signal.SIGTERM)
+    assert [run.wait() for run in runs] == [1, 1]
+    last = runs[1 - told].err.strip().splitlines()[-1]  # who looks when the store is gone finds no more than that
+    why = (
+        "The node of rank 0 is gone|The launcher of node 0 was told to end",
+        "The launcher of node 1 was told to end",
+    )
+    assert re.search(why[told], last)
+
+
+def test_nodes_that_are_counted_beforehand_start_their_workers_again_together(
+    launcher: Any, start: Callable[[int], Any]
+) -> None:
+    """torch's static rendezvous waits for nobody but the first time, and its store has what is of the dead."""
     runs = [start(0), start(1)]
     pids = [run.until_line(r"^GENERATION 0 of 2 rank \d pid (\d+)")[0] for run in runs]
     os.kill(int(pids[1]), signal.SIGKILL)

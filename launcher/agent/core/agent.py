@@ -145,9 +145,14 @@ class Agent(TorchAgent):
         try:
             result: RunResult | None = super().run(role)
             return result or RunResult(state=WorkerState.SUCCEEDED)  # torch has none for who left while it waited
-        except SignalException:
+        except SignalException as told:
             # torch leaves its rendezvous open then, as the job may go on elsewhere: so be it, but not with this node.
             if self._nodes.outlives_stores:
+                self._nodes.leave()
+            elif self._nodes.needs_all_nodes:
+                self._tell_peers(
+                    f"the launcher of node {self._worker_group.group_rank} got {told.sigval.name}, and ends."
+                )
                 self._nodes.leave()
             raise
         finally:
