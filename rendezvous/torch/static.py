@@ -10,7 +10,6 @@ from torch.distributed import DistError, PrefixStore, Store
 from unicron_elastic.base.text import counted
 from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousTimeoutError,
@@ -58,19 +57,8 @@ class StaticRendezvous(FreshStoreRendezvous):
         return self._store_of_workers
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the others. Raises what torch's handler raises, and RendezvousClosedError and RendezvousTimeoutError.
-
-        Raises RendezvousConnectionError if the store in which they have met is gone.
-        """
-        have_met = self._shared is not None
-        try:
-            info = super().next_rendezvous()
-        except DistError:
-            if not have_met:
-                raise
-            raise RendezvousConnectionError(
-                f"The node of rank 0 is gone, which has the store of all nodes at {self._place[0]}."
-            ) from None
+        """Meet the others. Raises what torch's handler raises, RendezvousClosedError and RendezvousTimeoutError."""
+        info = super().next_rendezvous()
         where = info.bootstrap_store_info
         self._store_of_workers = (where.master_addr, where.master_port)
         return info

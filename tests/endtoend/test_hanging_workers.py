@@ -116,7 +116,8 @@ def test_a_stopped_worker_is_restarted_at_once_in_each_generation(launcher: Any,
         assert "does not answer" in stopped
         assert ("steps.py" in stopped) is has_py_spy  # a stopped process cannot write its own stacks
         assert (each["stack"] is not None) is has_py_spy
-    assert len(reports(launcher)) == 2
+    # A machine that stands still makes steps late, and that has a report of its own.
+    assert sum("stopped by a signal" in report.partition("\n")[0] for report in reports(launcher)) == 2
 
 
 @pytest.mark.slow

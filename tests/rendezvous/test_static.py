@@ -12,7 +12,6 @@ from torch.distributed import TCPStore
 
 from unicron_elastic.compat.rendezvous import (
     RendezvousClosedError,
-    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -139,14 +138,3 @@ def test_who_waits_for_a_node_that_was_told_to_end_ends_too(
         RendezvousClosedError, match=r"^The launcher of node 1 was told to end, and the job needs all 2 nodes\.$"
     ):
         nodes[0].next_rendezvous()
-
-
-def test_who_comes_again_where_the_store_is_gone_is_told_so(
-    pool: ThreadPoolExecutor, node: Callable[..., RendezvousHandler]
-) -> None:
-    nodes = [node(0), node(1)]
-    place = nodes[1]._place[0]
-    meet(pool, *nodes)
-    nodes[0]._handler._store = nodes[0]._shared = nodes[0]._info = nodes[0]._meeting = None
-    with pytest.raises(RendezvousConnectionError, match=rf"The node of rank 0 is gone, .* at {place}\."):
-        nodes[1].next_rendezvous()

@@ -33,7 +33,11 @@ from unicron_elastic.compat.agent import (
 )
 from unicron_elastic.compat.errors import SignalException
 from unicron_elastic.compat.expectations import Feature, lacks
-from unicron_elastic.compat.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
+from unicron_elastic.compat.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+)
 from unicron_elastic.compat.workers import LogsSpecs, PContext, keep_in_log_folder
 from unicron_elastic.faults import RootCause
 from unicron_elastic.launcher.agent.core import failures, isolation
@@ -408,7 +412,9 @@ class Agent(TorchAgent):
                 raise
             except DistError as error:
                 if not self._nodes.outlives_stores:
-                    raise
+                    if self._pcontext is None:  # they have never met: it may be the port, or the host's name
+                        raise
+                    raise _without_store(error) from None
                 self._reporter.say(f"The nodes meet again: {str(error).partition(chr(10))[0]}")
                 continue
             self._remaining_restarts = worker_group.spec.max_restarts - agreed.restarts_used
@@ -535,7 +541,7 @@ class Agent(TorchAgent):
 
         def fail() -> None:
             if generation == self._state.generation:
-                self._error = error
+                self._error = _without_store(error) if isinstance(error, DistError) else error
 
         self._runtime.loop.call_soon(fail)
 
@@ -903,3 +909,9 @@ def _state_moved(moves: StateMoves, reporter: Reporter, teller: JobTeller, move:
     """Not of the agent: what hears workers must not hold it, see ``Agent.run``."""
     if (incident := moves.moved(move)) is not None:
         teller.recorded(reporter.record_again(incident))
+
+
+def _without_store(error: Exception) -> RendezvousConnectionError:
+    """Return what to say of an ``error`` of the store in which nodes have met."""
+    first = str(error).partition("\n")[0]
+    return RendezvousConnectionError(f"The node is gone that has the store of all nodes: {first}")
