@@ -61,14 +61,14 @@ def place_for_workers(store: TorchStore, rank: int, address: str) -> RendezvousS
         raise RoundStoreError(str(error)) from error
 
 
-def arrive(store: TorchStore, size: int, is_off: Callable[[], bool]) -> bool:
+def arrive(store: TorchStore, size: int, is_off: Callable[[], bool], *, came_before: bool = False) -> bool:
     """Waits until all ``size`` agents have come; False as soon as ``is_off`` says that this will not be.
 
-    Raises RoundStoreError.
+    ``came_before``: another agent of this node has, and is no more. Raises RoundStoreError.
     """
     shared = PrefixStore("unicron", store)
     try:
-        count = shared.add(_ARRIVED, 1)
+        count = shared.add(_ARRIVED, 0 if came_before else 1)
         while count < size:
             if is_off():
                 return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from torch.distributed import DistError, PrefixStore, Store
+from torch.distributed import DistError, DistStoreError, PrefixStore, Store
 
 from unicron_elastic.base.text import counted
 from unicron_elastic.compat.rendezvous import (
@@ -14,11 +14,13 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousInfo,
     RendezvousTimeoutError,
 )
-from unicron_elastic.membership.wait_news import who_waits
+from unicron_elastic.rendezvous.job.answer_in_time import answer_in_time
+from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
+from unicron_elastic.rendezvous.job.rounds import RoundStoreError, arrive
 from unicron_elastic.rendezvous.job.telling_who_waits import telling_who_waits
 from unicron_elastic.rendezvous.torch.fresh_store import FreshStoreRendezvous
 
-LOOK_S = 0.02
+CLOSE_S = 1.0
 
 _CLOSED = "unicron/closed"
 _LATEST = "unicron/latest"  # the number of the round in which all have met last, if it is not the first
@@ -34,9 +36,8 @@ class StaticRendezvous(FreshStoreRendezvous):
 
     def __init__(self, inner: RendezvousHandler, place: tuple[str, int, int], timeout_s: float) -> None:
         """``place``: where the nodes meet, "host:port", this one's rank, and how many they are."""
-        where, self._rank, self._nodes = self._place = place
-        super().__init__(inner, where.rpartition(":")[0], timeout_s)
-        self._timeout_s = timeout_s
+        where, self._rank, self._nodes = place
+        super().__init__(PlainRendezvous(inner), where.rpartition(":")[0], timeout_s)
         self._shared: Store | None = None
         self._round = 0
         self._store_of_workers: tuple[str, int] | None = None
@@ -87,17 +88,16 @@ class StaticRendezvous(FreshStoreRendezvous):
         return super().shutdown()
 
     def _close(self, why: str) -> None:
-        if self._shared is not None:
-            with suppress(DistError):  # its host has ended, and with it the job
-                self._shared.compare_set(_CLOSED, "", why)  # the first reason stays
+        if (shared := self._shared) is not None:
+            with suppress(DistError, TimeoutError):  # its host has ended, and with it the job
+                answer_in_time(lambda: shared.compare_set(_CLOSED, "", why), CLOSE_S)  # the first reason stays
 
     def _is_to_replace_store(self) -> bool:
         return self._round > 1 and super()._is_to_replace_store()
 
     def _meet(self) -> RendezvousInfo:
         if self._shared is None:
-            with telling_who_waits(lambda: who_waits(*self._place), self.silent_s):
-                self._info = self._handler.next_rendezvous()
+            self._info = self._handler.next_rendezvous()
             self._shared = self._info.store
             is_first_agent = self._shared.add(f"unicron/agents/{self._rank}", 1) == 1
             self._round = 0 if is_first_agent else self._latest()
@@ -116,18 +116,23 @@ class StaticRendezvous(FreshStoreRendezvous):
 
     def _wait_for_all(self, store: Store) -> None:
         """Raise RendezvousClosedError if another ends the job meanwhile, and RendezvousTimeoutError."""
-        store.set(str(self._rank), "")
+        came_before = store.add(str(self._rank), 1) > 1
         store.set("begun", "")
-        ranks = [str(rank) for rank in range(self._nodes)]
-        deadline = time.monotonic() + self._timeout_s
-        with telling_who_waits(lambda: self._who_is_missing(store), self.silent_s):
-            while not store.check(ranks):
-                if self.is_closed():
-                    assert self._shared is not None
-                    raise RendezvousClosedError(bytes(self._shared.get(_CLOSED)).decode())
-                if time.monotonic() > deadline:
-                    raise RendezvousTimeoutError(self._who_is_missing(store))
-                time.sleep(LOOK_S)
+        deadline = time.monotonic() + self._timeout.total_seconds()
+
+        def look() -> bool:
+            if self.is_closed():
+                assert self._shared is not None
+                raise RendezvousClosedError(bytes(self._shared.get(_CLOSED)).decode())
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(self._who_is_missing(store))
+            return False
+
+        try:
+            with telling_who_waits(lambda: self._who_is_missing(store), self.silent_s):
+                arrive(store, self._nodes, look, came_before=came_before)
+        except RoundStoreError as error:
+            raise DistStoreError(str(error)) from error
 
     def _who_is_missing(self, store: Store) -> str:
         missing = [str(rank) for rank in range(self._nodes) if not store.check([str(rank)])]

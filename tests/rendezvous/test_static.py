@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import TCPStore
@@ -72,7 +74,7 @@ def test_the_first_round_is_as_torch_has_it_and_each_later_one_has_a_store_of_it
         store.set("address of rank 0", "")
         ports.append(port)
     assert len(set(ports)) == 3
-    assert ports[0] == int(nodes[0]._handler.master_port), "--master-port"
+    assert ports[0] == int(nodes[0]._handler._handler.master_port), "--master-port"
 
 
 def test_a_node_waits_for_the_others_who_learn_that_it_does(
@@ -104,6 +106,36 @@ def test_an_agent_that_was_started_anew_comes_to_the_next_round_of_the_others(
     until(nodes[0].num_nodes_waiting)
     port = nodes[0].next_rendezvous().bootstrap_store_info.master_port
     assert waits.result(DEADLINE_S).bootstrap_store_info.master_port == port
+
+
+def test_a_node_whose_agent_is_started_anew_while_it_waits_is_one_node(
+    pool: ThreadPoolExecutor, node: Callable[..., RendezvousHandler]
+) -> None:
+    nodes = [node(0), node(1, timeout=1)]
+    meet(pool, *nodes)
+    with pytest.raises(RendezvousTimeoutError):
+        nodes[1].next_rendezvous()
+    another = node(1)
+    waits = pool.submit(another.next_rendezvous)
+    until(lambda: int(another._shared.add("unicron/round/2/1", 0)) == 2 if another._shared else False)
+    assert not waits.done()
+    nodes[0].next_rendezvous()
+    waits.result(DEADLINE_S)
+
+
+def test_who_ends_does_not_wait_for_a_store_that_is_silent(
+    pool: ThreadPoolExecutor, node: Callable[..., RendezvousHandler]
+) -> None:
+    nodes = [node(0), node(1)]
+    meet(pool, *nodes)
+    comes = threading.Event()
+    nodes[1]._shared = SimpleNamespace(compare_set=lambda *_: comes.wait(DEADLINE_S))
+    began = time.monotonic()
+    try:
+        assert nodes[1].shutdown()
+        assert time.monotonic() - began < DEADLINE_S / 2
+    finally:
+        comes.set()
 
 
 def test_who_waits_in_vain_says_for_whom(pool: ThreadPoolExecutor, node: Callable[..., RendezvousHandler]) -> None:

@@ -10,10 +10,12 @@ import os
 import re
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -233,6 +235,22 @@ def test_the_state_may_change_as_soon_as_it_is_copied() -> None:
     writer.wait_copied()
     wanted["weight"].zero_()
     writer.wait()
+    assert_holds(agent.files[0], 1)
+
+
+@pytest.mark.parametrize("is_written_first", [True, False])
+def test_what_is_written_and_looked_at_may_be_freed(is_written_first: bool) -> None:
+    writer, agent = SnapshotWriter(files=2), Agent()
+    layout, tensors = flatten(state(1))
+    there = ref(tensors[0])
+    writer.begin(layout, tensors, {"step": 1, **ABOUT}, agent.tell)
+    del tensors
+    for wait in (writer.wait, lambda: writer.before_step(None))[:: 1 if is_written_first else -1]:
+        wait()
+    end = time.monotonic() + 20
+    while there() is not None:
+        assert time.monotonic() < end
+        time.sleep(0.001)
     assert_holds(agent.files[0], 1)
 
 

@@ -154,10 +154,10 @@ class Agent(TorchAgent):
             if self._nodes.outlives_stores:
                 self._nodes.leave()
             elif self._nodes.needs_all_nodes:
-                self._tell_peers(
-                    f"the launcher of node {self._worker_group.group_rank} got {told.sigval.name}, and ends."
-                )
-                self._nodes.leave()
+                with self._runtime.loop.signals_held():  # each takes a second at the most
+                    name = told.sigval.name
+                    self._tell_peers(f"the launcher of node {self._worker_group.group_rank} got {name}, and ends.")
+                    self._nodes.leave()
             raise
         finally:
             if (folder := temporary_folder(self._logs_specs)) is not None:
@@ -314,6 +314,10 @@ class Agent(TorchAgent):
         )
         Runtime.workers_began = True
         self._handle(begun)
+        self._watch_round(node)
+
+    def _watch_round(self, node: str) -> None:
+        """Begin all that goes on beside the workers of a round."""
         with self._runtime.loop.signals_held():
             self._join_worlds(node)
             self._start_watches()
@@ -352,8 +356,7 @@ class Agent(TorchAgent):
         self._has_lost_nodes = self._recalls.does_anyone_depart = False
         store = self._store if self._nodes.has_store_of_each_round else None
         self._snapshots.meet(store, group.group_rank, group.group_world_size, group.master_addr)
-        self._join_worlds(self._state.node)
-        self._start_watches()
+        self._watch_round(self._state.node)
 
     def _go_on_alone(self, closed: RendezvousClosedError) -> None:
         """The others have ended well while this node waited to meet them: its workers do so, too."""
@@ -692,7 +695,8 @@ class Agent(TorchAgent):
     def _tell_peers(self, reason: str) -> None:
         is_told = self._nodes.tell_fault(f"On {self._state.host}, {reason}")
         timeout_s = PEERS_TIMEOUT_S / 10 if is_told else PEERS_TIMEOUT_S  # the store tells who has no connection
-        if self._worker_group.group_world_size > 1 and self._nodes.has_store_of_each_round:
+        is_in_round = self._worker_group.store is not None and self._worker_group.group_world_size > 1
+        if is_in_round and self._nodes.has_store_of_each_round:
             try:
                 tell_peers(self._store, f"On {self._state.host}, {reason}", timeout_s)
             except SignalException:

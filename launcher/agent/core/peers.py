@@ -15,6 +15,7 @@ from torch.distributed import Store
 from unicron_elastic.base.text import one_line
 from unicron_elastic.compat.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, RemoteRanks, question_in
+from unicron_elastic.rendezvous.job.answer_in_time import answer_in_time
 
 TELL_TIMEOUT_S = 1.0
 STUCK_S = 0.1
@@ -22,27 +23,10 @@ STORE_LOST_S = 10.0  # so long a better reason is waited for than that the round
 
 
 def tell_peers(store: Store, reason: str, timeout_s: float = TELL_TIMEOUT_S) -> None:
-    """Lets every other agent of this round know of a fault. Raises what the store raises, or TimeoutError.
-
-    A store whose host went silent keeps a call waiting for minutes, whatever its own time-out is.
-    """
+    """Lets every other agent of this round know of a fault. Raises what the store raises, or TimeoutError."""
     # The name of a file that is not UTF-8 comes with lone surrogates, which a store does not take.
     told = reason.encode(errors="backslashreplace").decode()
-    errors: list[BaseException] = []
-
-    def tell() -> None:
-        try:
-            store.set(NEWS_KEY, told)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=tell, name="unicron-tell", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if thread.is_alive():
-        raise TimeoutError(f"the round's store did not answer within {timeout_s:g} s")
-    if errors:
-        raise errors[0]
+    answer_in_time(lambda: store.set(NEWS_KEY, told), timeout_s)
 
 
 class PeerWatch:

@@ -43,6 +43,10 @@ class _Job:
         """Whether nothing has changed since it began."""
         return _changes(self.tensors) == self.changes
 
+    def forget_tensors(self) -> None:
+        """Let the script free them: nobody looks at them any more."""
+        self.tensors.clear()
+
 
 class SnapshotWriter:
     """Of one process. ``tell`` gives a message and descriptors to the agent, and need not succeed."""
@@ -94,15 +98,16 @@ class SnapshotWriter:
         if job is None or job is self._looked_at:
             return
         job.copied.wait()
+        is_whole = job.is_whole()  # before the other thread forgets what it looks at
         self._looked_at = job
-        if (
-            not job.is_whole()
-        ):  # the thread that copies may have looked when a change was half done: this one makes them
+        if not is_whole:  # the thread that copies may have looked when a change was half done: this one makes them
             job.done.wait()
             for file in self._files:
                 if (header := file.header()) is not None and header.step == job.about["step"]:
                     file.clear()
             self._be_careful(job)
+        if job.done.is_set():
+            job.forget_tensors()
 
     def _be_careful(self, job: _Job) -> None:
         if self._is_careful:
@@ -150,6 +155,9 @@ class SnapshotWriter:
             finally:
                 job.copied.set()
                 job.done.set()
+                if job is self._looked_at:  # else who looks at it forgets them
+                    job.forget_tensors()
+                del job
 
     def _write(self, job: _Job, tell: Tell) -> None:
         while len(self._files) < self._count:
