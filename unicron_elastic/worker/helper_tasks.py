@@ -58,6 +58,20 @@ class Remember(HelperTask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """`Launch` is what a warm process is begun for, with all that its workers have of it from their start.
+
+    ``standing`` is as in `unicron_elastic.worker.process.standing`, ``streams`` are the kinds of the standard streams.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    preload: str
+    streams: tuple[str, ...]
+    standing: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp(HelperTask):
     """`WarmUp` tells a new warm process what it should have become; ``sets``: variables that the script sets itself."""
 
