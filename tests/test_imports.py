@@ -97,8 +97,10 @@ MAY_IMPORT = {
     "rendezvous.torch": (
         "base compat membership metrics rendezvous.cluster rendezvous.job rendezvous.records rendezvous.store"
     ),
+    "launcher.agent.held": "worker",
     "launcher.agent.process": (
-        "compat detection health.gpu health.host launcher.common launcher.config launcher.export.metrics worker "
+        "base compat detection health.gpu health.host launcher.agent.held launcher.common launcher.config "
+        "launcher.export.metrics worker "
         "worker.inject worker.process worker.start"
     ),
     "launcher.node": (

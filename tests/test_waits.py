@@ -23,6 +23,8 @@ ENDS = {
     "launcher/agent/core/job_teller.py": {"JobTeller._next": OWN_THREAD},
     "launcher/agent/core/node.py": {"NodeWatch.wait_until_gpus_are_free": "MemoryWait's timer, FREE_TIMEOUT_S"},
     "launcher/agent/core/pace_report.py": {"_Writer._next": OWN_THREAD},
+    "launcher/agent/held/hold.py": {"hold": NON_BLOCKING},
+    "launcher/agent/held/meeting_place.py": {"MeetingPlace.accept": NON_BLOCKING},
     "launcher/agent/hangs/py_spy.py": {"_end": ENDED},
     "launcher/commands/etcd.py": {"_wait": "a signal, or the end of etcd"},
     "launcher/commands/services.py": {"coordinator": "a signal: it serves until then"},

@@ -27,6 +27,7 @@ class Options:
     warm: bool = True
     preload: str = PRELOAD_DEFAULT
     learn: bool = True
+    warm_for_next: float = 0.0
     in_band: bool = True
     console: str = "auto"
     ledger: str = ""
@@ -158,6 +159,13 @@ OPTIONS = (
         parse=_switch,
         metavar="on|off",
         help="once the job trains, import for the workers of the next start what these have imported (default: on)",
+    ),
+    _Option(
+        name="warm_for_next",
+        parse=_seconds,
+        metavar="SECONDS",
+        help="once the job has ended, hold its warm process for so long: the next launch of the same command starts "
+        "its workers from it; 0: no (default: 0)",
     ),
     _Option(
         name="in_band",

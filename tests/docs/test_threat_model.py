@@ -26,6 +26,7 @@ LISTENERS = {
     "launcher/node/output_receiver.py": "output of a submitted job",
     "rendezvous/cluster/links.py": "heartbeats",
     "unicron_elastic/state/pull/server.py": "state for newcomers",
+    "launcher/agent/held/meeting_place.py": "a warm process held for the next launch, if asked for",
     "launcher/export/metrics/server.py": "metrics, if asked for",
     "launcher/export/web/server.py": "the web page, if asked for",
     "rendezvous/job/bound_store.py": "stores of rounds and worlds",
@@ -35,7 +36,7 @@ LISTENERS = {
 
 
 def test_all_that_listens_is_on_the_page() -> None:
-    pattern = r"create_server\(|BoundedServer\)|TCPStore\(|(?<![.\w])listen\(|_unix\.listen\("
+    pattern = r"create_server\(|BoundedServer\)|TCPStore\(|(?<![.\w])listen\(|_listener\.listen\(|_unix\.listen\("
     found = {path for path, text in SOURCES.items() if re.search(pattern, text)}
     assert found == set(LISTENERS), "look at docs/security.md, What listens"
     assert [what for what in LISTENERS.values() if f"| {what}" not in PAGE] == []

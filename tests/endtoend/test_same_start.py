@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import textwrap
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +223,23 @@ def test_script_sees_what_torchrun_shows_when_its_imports_were_learned(launcher:
         assert [each for each in differences(one, learned) if not each.startswith("/filters:")] == []
         assert {"mailbox", "sqlite3"} <= set(learned["early"]["modules"])
         assert learned["fds"] == ["memfd", "socket"]
+
+
+def test_script_sees_what_torchrun_shows_when_the_warm_process_was_held(launcher: Any) -> None:
+    launcher.script("probe.py", PROBE)
+    env = {"UNICRON_WARM_FOR_NEXT": "60", "TMPDIR": str(launcher.folder), "TEST_RUN": uuid.uuid4().hex}
+    expected = observe(launcher, "torchrun", ["probe.py"], [], env=env)
+    observe(launcher, "unicron-run", ["probe.py"], ["--unicron-warm=on"], env=env)
+    try:
+        found = observe(launcher, "unicron-run", ["probe.py"], ["--unicron-warm=on"], env=env)
+        assert "The workers start from a warm process that is held since" in launcher.runs[-1].err
+    finally:
+        launcher.runs[-1].mark = env["TEST_RUN"]
+        for pid in launcher.runs[-1].carriers():
+            os.kill(pid, signal.SIGKILL)
+    for one, other in zip(expected, found, strict=True):
+        assert list(differences(one, other)) == []
+        assert other["fds"] == ["memfd", "socket"]
 
 
 def test_variables_set_before_importing_torch_count(launcher: Any) -> None:

@@ -60,10 +60,13 @@ from unicron_elastic.worker.helper_tasks import (
     KEEPER_TASKS,
     WARM_ANSWERS,
     WARM_TASKS,
+    HeldWarm,
+    Launch,
     ProcessEnded,
     Remember,
     StartProcess,
     SweepAll,
+    TakeUp,
     WarmUp,
 )
 from unicron_elastic.worker.instructions import (
@@ -238,11 +241,14 @@ INSTRUCTED: tuple[Instruction, ...] = (
     ),
     MakeSnapshot(),
 )
+LAUNCH = Launch(argv=("a",), env={"A": "b"}, preload="c", streams=("d",), standing={"umask": "0022"})
 ON_HOST: tuple[Message, ...] = (
     StartProcess(number=1, argv=("a", "b"), env={"A": "b"}, cwd="/", targets=(3,), ignored_signals=(1,)),
     SweepAll(number=2, keep=(7, 8)),
     Remember(token="t", paths=("/a",), farewell="x"),
-    WarmUp(argv=("a",), env={"A": "b"}, sets=("B",)),
+    WarmUp(launch=LAUNCH, sets=("B",)),
+    TakeUp(launch=LAUNCH, sets=("B",), mark="m"),
+    HeldWarm(since=1.5, warm=7, code="c", has_learned=True),
     ProcessEnded(pid=7, exit_code=-9, at_ns=5),
     FilesGiven(places=((0, 1), (1, 2))),
 )

@@ -26,6 +26,7 @@ EXAMPLES, MANY = 4, 1500
 # What reads bytes and is no parser of its own here, and why.
 ELSEWHERE = {
     "launcher/node/output_sender.py": "counts of the receiver, of 8 sealed bytes; a size that the kernel tells",
+    "launcher/agent/held/meeting_place.py": "what the kernel says of who is at the other end",
     "launcher/agent/process/kernel_lines.py": "an argument of a worker's system call, of the size that is asked for",
     "launcher/agent/worlds/worlds.py": "what a round's agents tell each other in its store, whose loss is theirs",
     "launcher/export/web/server.py": "tests/launcher/test_web_server.py",

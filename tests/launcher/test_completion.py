@@ -34,7 +34,7 @@ def script() -> str:
         (["unicron", "chaos", "k"], ["kill"]),
         (["unicron", "chaos", "kill", "--r"], ["--rank", "--run-id"]),
         (["unicron", "incidents", "--al"], ["--all"]),
-        (["unicron-run", "--unicron-wa"], ["--unicron-warm"]),
+        (["unicron-run", "--unicron-wa"], ["--unicron-warm", "--unicron-warm-for-next"]),
         (["unicron-run", "--unicron-warm", "o"], ["on", "off"]),
         (["unicron-run", "--standalone", "--unicron-warm", "on", "--nno"], ["--nnodes"]),
         (["unicron-run", "--nnodes=2", "--rdzv-back"], ["--rdzv-backend"]),

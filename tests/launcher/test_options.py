@@ -27,6 +27,7 @@ VALUES = [
     ("warm", "off", False),
     ("preload", "a,?b", "a,?b"),
     ("learn", "off", False),
+    ("warm_for_next", "600", 600.0),
     ("in_band", "no", False),
     ("console", "plain", "plain"),
     ("ledger", "/logs/incidents.jsonl", "/logs/incidents.jsonl"),

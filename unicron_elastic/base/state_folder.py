@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -41,6 +42,28 @@ def hold_own(path: Path, *, make: bool = False) -> None:
     if wrong := _wrong(found):
         advice = "give --unicron-ledger, or set XDG_STATE_HOME"
         raise PermissionError(errno.EACCES, f"{folder} {wrong}; {advice}")
+
+
+@contextlib.contextmanager
+def open_own_folder(runtime_dir: str) -> Iterator[int]:
+    """Open a folder for sockets that only this user can enter: one in $XDG_RUNTIME_DIR, or in the temporary folder.
+
+    The descriptor is of that very folder, whoever moves another to its name. Raises OSError; the text of a
+    PermissionError says what is wrong.
+    """
+    folder = _in_temporary_folder()
+    with contextlib.suppress(OSError):
+        if os.path.isabs(runtime_dir) and not _wrong(os.lstat(runtime_dir)):
+            folder = Path(runtime_dir) / "unicron"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if wrong := _wrong(os.fstat(opened)):
+            raise PermissionError(errno.EACCES, f"{folder} {wrong}")
+        yield opened
+    finally:
+        os.close(opened)
 
 
 def _in_temporary_folder() -> Path:

@@ -75,9 +75,40 @@ class Launch:
 class WarmUp(HelperTask):
     """`WarmUp` tells a new warm process what it should have become; ``sets``: variables that the script sets itself."""
 
-    argv: tuple[str, ...]
-    env: dict[str, str]
+    launch: Launch
     sets: tuple[str, ...]
+    may_be_held: bool = False  # when the job has ended, for the next launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeUp(HelperTask):
+    """`TakeUp` asks a warm process, held since its job ended, to serve another launch, and to bear this mark."""
+
+    launch: Launch
+    sets: tuple[str, ...]
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(HelperTask):
+    """`Hold` has the keeper wait, with the ``warm`` process alone, for the next launch, and let its agent go.
+
+    Its ``fds`` are the folder in which to wait, and the agent's end of the warm process's channel. ``code`` is what
+    the files of ours are, by which the next launcher knows whether it has the same.
+    """
+
+    for_s: float
+    warm: int
+    code: str
+    has_learned: bool
+    fds: Descriptors = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStderr(HelperTask):
+    """`TakeStderr` gives a keeper that was held the standard error of its new agent, ``fds``."""
+
+    fds: Descriptors = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +180,17 @@ class Forgotten(HelperAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldWarm(HelperAnswer):
+    """`HeldWarm` is a held keeper's first word to the next launcher; ``fds`` is the channel of its warm process."""
+
+    since: float  # seconds of the wall clock
+    warm: int
+    code: str
+    has_learned: bool
+    fds: Descriptors = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStarted(HelperAnswer):
     """`ProcessStarted` answers a request for a process; where it could not be started there is an ``errno``."""
 
@@ -173,7 +215,7 @@ class Swept(HelperAnswer):
     number: int
 
 
-KEEPER_TASKS: tuple[type[HelperTask], ...] = (StartProcess, SweepAll, ClearAfter, Remember)
-KEEPER_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, ProcessStarted, ProcessEnded, Swept)
-WARM_TASKS: tuple[type[HelperTask], ...] = (WarmUp, ForkWorker, Learn)
+KEEPER_TASKS: tuple[type[HelperTask], ...] = (StartProcess, SweepAll, ClearAfter, Remember, Hold, TakeStderr)
+KEEPER_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, ProcessStarted, ProcessEnded, Swept, HeldWarm)
+WARM_TASKS: tuple[type[HelperTask], ...] = (WarmUp, ForkWorker, Learn, TakeUp)
 WARM_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, Unfit, ProcessStarted, Learned, Forgotten)

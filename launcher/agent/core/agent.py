@@ -295,6 +295,8 @@ class Agent(TorchAgent):
             self._restart_workers(group)
         if (why_plain := self._runtime.why_plain) is not None:
             self._reporter.say_once("plain", f"Workers start without the warm process: {why_plain}.")
+        if self._runtime.word_of_held:
+            self._reporter.say_once("held", self._runtime.word_of_held)
         started = tuple(
             events.StartedWorker(local_rank=w.local_rank, rank=w.global_rank, pid=w.id) for w in group.workers
         )

@@ -12,6 +12,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from unicron_elastic.launcher.agent.held.take_up import Taken
+from unicron_elastic.launcher.agent.held.taken_keeper import TakenKeeper
 from unicron_elastic.launcher.agent.process.activity import exit_code
 from unicron_elastic.launcher.agent.process.helper import Helper, HelperPatience
 from unicron_elastic.launcher.agent.process.sweeping import SWEEP_DEADLINE_S, kill_carriers
@@ -21,7 +23,9 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed
 from unicron_elastic.worker.helper_tasks import (
     KEEPER_ANSWERS,
     ClearAfter,
+    HelperReady,
     HelperTask,
+    Hold,
     ProcessEnded,
     ProcessStarted,
     Remember,
@@ -35,6 +39,7 @@ from unicron_elastic.worker.process.mark import MARK, mark_of
 # A keeper that is given up takes the workers along. It is silent while it starts, and while a disk gives a program.
 KEEPER_PATIENCE = HelperPatience(given_up_s=30.0)
 END_DEADLINE_S = 10.0
+HELD_WITHIN_S = 2.0
 UNTOLD_S = 0.5  # since the kernel has said that a process ended; the keeper tells it within milliseconds
 # -c keeps the interpreter's ordinary start; the empty path entry, where there is one, goes so that a file in the
 # current folder cannot stand in for a module of the standard library.
@@ -80,7 +85,7 @@ class Processes:
         self._on_exit = on_exit
         self._keeper_patience = keeper_patience
         self._channel: Channel | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: subprocess.Popen[bytes] | TakenKeeper | None = None
         self._answers: dict[int, ProcessStarted | None] = {}  # None: nobody is left to give it
         self._numbers = 0
         self._asked: dict[int, Helper] = {}  # who owes the answer to a request
@@ -114,6 +119,31 @@ class Processes:
         if self._remembered != Remember():  # by the last one
             self._send(self._remembered)
 
+    def take_over(self, taken: Taken, number: int) -> None:
+        """Goes on with the keeper of another launcher; its warm process has started by the request of this number.
+
+        Raises OSError if the keeper has ended.
+        """
+        self._keeper = TakenKeeper(taken.keeper_pid)
+        self._channel = taken.keeper
+        self.keeper_pid = taken.keeper_pid
+        self._helper = self._new_helper()
+        self._loop.on_readable(taken.keeper, self._read)
+        self.answered(ProcessStarted(number=number, pid=taken.warm_pid))
+
+    def hold(self, task: Hold) -> None:
+        """Leaves the keeper to the next launch; what it does not do within a limit, ``end`` ends. Raises KeeperLost."""
+        self._send(task)
+        assert self._channel is not None
+        self._channel.settimeout(HELD_WITHIN_S)
+        with contextlib.suppress(ChannelClosed, TimeoutError):
+            while not isinstance(self._channel.hear(KEEPER_ANSWERS), HelperReady):
+                pass
+            self._close_channel()
+            if self._keeper is not None:
+                self._keeper.returncode = 0  # it goes on, and is nobody's to wait for
+            self._keeper = None
+
     def remember(
         self, *, token: str | None = None, paths: Sequence[str] | None = None, farewell: str | None = None
     ) -> None:
@@ -134,7 +164,7 @@ class Processes:
 
         Returns the number under which ``wait_for_pid`` knows the answer. Raises KeeperLost.
         """
-        number = self.next_number(self._helper)
+        number = self.next_number()
         task = StartProcess(
             number=number,
             argv=tuple(argv),
@@ -151,10 +181,10 @@ class Processes:
         """The signals that a worker finds ignored when it starts now."""
         return tuple(number for number in ignored_signals() if number not in self.ignored_here)
 
-    def next_number(self, helper: Helper) -> int:
-        """A number for a request to ``helper``; ``answered`` and ``wait_for_pid`` will know it by that."""
+    def next_number(self, helper: Helper | None = None) -> int:
+        """A number for a request to ``helper`` or the keeper, by which ``answered`` and ``wait_for_pid`` know it."""
         self._numbers += 1
-        self._asked[self._numbers] = helper
+        self._asked[self._numbers] = helper or self._helper
         return self._numbers
 
     def answered(self, answer: ProcessStarted) -> None:

@@ -24,12 +24,14 @@ from unicron_elastic.worker.helper_tasks import (
     ClearAfter,
     HelperReady,
     HelperTask,
+    Hold,
     ProcessEnded,
     ProcessStarted,
     Remember,
     StartProcess,
     SweepAll,
     Swept,
+    TakeStderr,
 )
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.process.ignored_signals import inherit
@@ -45,19 +47,19 @@ class Supervisor:
         self._channel = channel
         self._remembered = Remember()
         self._sweeps: dict[int, Sweep] = {}  # by the number of the request
+        self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
         """Serves the agent until it is gone, then kills every descendant and removes the paths it was told of."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        selector = selectors.DefaultSelector()
-        selector.register(self._channel, selectors.EVENT_READ)
-        selector.register(wake_read, selectors.EVENT_READ)
+        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._selector.register(wake_read, selectors.EVENT_READ)
         try:
             self._channel.send(HelperReady())
             while True:
-                ready = {key.fileobj for key, _ in selector.select(PAUSE_S if self._sweeps else None)}
+                ready = {key.fileobj for key, _ in self._selector.select(PAUSE_S if self._sweeps else None)}
                 if wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_read, 4096)
@@ -71,8 +73,7 @@ class Supervisor:
             Sweep(lambda: descendants(frozenset()), awaits_trackers=True).run(collect=reap)
             if self._remembered.token:
                 kill_carriers(self._remembered.token)
-            for path in self._remembered.paths:
-                remove_if_empty(path)
+            self._remove_paths()
             with contextlib.suppress(OSError):  # the terminal is gone too
                 os.write(2, self._remembered.farewell.encode())
 
@@ -100,10 +101,33 @@ class Supervisor:
                     self._sweeps[number] = Sweep(lambda: left_by(worker, mark))
                 case Remember():
                     self._remembered = task
+                case Hold():
+                    self._hold(task)
+                case TakeStderr():
+                    os.dup2(task.fds[0], 2)
                 case Odd(why=why):
                     print(f"unicron keeper: what the agent asks is left out: {why}.", file=sys.stderr)
         finally:
             close_all(task.fds)
+
+    def _remove_paths(self) -> None:
+        for path in self._remembered.paths:
+            remove_if_empty(path)
+
+    def _hold(self, task: Hold) -> None:
+        """Serves the next agent from now on. Raises ChannelClosed if none has come."""
+        from unicron_elastic.launcher.agent.held.hold import hold
+
+        self._selector.unregister(self._channel)
+        self._remove_paths()
+        self._remembered = Remember()
+        self._sweeps.clear()
+        channel = hold(task, self._channel)
+        if channel is None:
+            raise ChannelClosed("no agent has come")
+        self._channel = channel
+        reap()  # of what ended meanwhile the next agent knows nothing
+        self._selector.register(self._channel, selectors.EVENT_READ)
 
     def _start(self, task: StartProcess) -> None:
         """Starts the program and answers with its pid, or with the errno of what failed."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+from unicron_elastic.launcher.agent.held.take_up import Taken
 from unicron_elastic.launcher.agent.process.early_variables import (
     early_variable,
     program_of,
@@ -27,6 +28,7 @@ from unicron_elastic.worker.helper_tasks import (
     Forgotten,
     ForkWorker,
     HelperReady,
+    Launch,
     Learn,
     Learned,
     ProcessStarted,
@@ -35,6 +37,7 @@ from unicron_elastic.worker.helper_tasks import (
 )
 from unicron_elastic.worker.notices import Imported
 from unicron_elastic.worker.process.mark import MARK, mark_of
+from unicron_elastic.worker.process.standing import kind_of_stream, standing
 from unicron_elastic.worker.start import bootstrap, warm
 
 WARM_PATIENCE = HelperPatience()
@@ -79,6 +82,17 @@ def sentence_of(said: Learned) -> str:
     return f"The next start finds {count} imported, in {said.grown_bytes / 1e6:.0f} MB that all workers share.{rest}"
 
 
+def launch_of(argv: Sequence[str], env: Mapping[str, str], preload: str) -> Launch:
+    """What a warm process is begun for here and now."""
+    kinds = tuple(map(kind_of_stream, (0, 1, 2)))
+    return Launch(argv=tuple(argv), env=dict(env), preload=preload, streams=kinds, standing=standing())
+
+
+def sets_of(argv: Sequence[str]) -> tuple[str, ...]:
+    """The variables that the script of this command seems to set."""
+    return tuple(name for path in source_files(argv) for name in set_variables(path))
+
+
 class WarmProcess:
     """A process that has imported torch and waits before the script; workers are forked from it."""
 
@@ -99,10 +113,27 @@ class WarmProcess:
         self.is_gone = False  # it died; another may be begun
         self.learned_at_least = LEARNED_AT_LEAST
         self.on_word: Callable[[str], None] = lambda _sentence: None  # of what it has learned
+        self.may_be_held = False
         self._is_learning = False
         self._has_learned = False
         self._env: Mapping[str, str] = {}
         self._sets: tuple[str, ...] = ()  # variables that the script seems to set
+
+    def take_over(self, taken: Taken, number: int, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Goes on with that of another launch, which is known by the request of this number."""
+        self._channel = taken.warm
+        self._number = number
+        self._is_ready = True
+        self._has_learned = taken.has_learned
+        self._env = dict(env)
+        self._sets = sets_of(argv)
+        self._loop.on_readable(taken.warm, self._read)
+
+    @property
+    def held_fd(self) -> int | None:
+        """The channel of one that may be held for the next launch, as it serves and owes nothing."""
+        is_idle = self._is_ready and not self._asked and self.pid is not None and self.may_be_held
+        return self._channel.fileno() if is_idle and self._channel is not None else None
 
     def begin(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, streams: Sequence[int]) -> None:
         """Starts it with the command of the workers; it imports while the agent goes on. Raises KeeperLost."""
@@ -112,8 +143,8 @@ class WarmProcess:
         full[bootstrap.WARM_FD] = str(lowest)
         full[warm.PRELOAD] = self._preload
         self._env = dict(env)
-        self._sets = tuple(name for path in source_files(argv) for name in set_variables(path))
-        ours.send(WarmUp(argv=tuple(argv), env=dict(env), sets=self._sets))
+        self._sets = sets_of(argv)
+        ours.send(WarmUp(launch=launch_of(argv, env, self._preload), sets=self._sets, may_be_held=self.may_be_held))
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)
@@ -165,6 +196,11 @@ class WarmProcess:
             raise ChannelClosed(self.refusal) from None
         self._asked.add(number)
         return number
+
+    @property
+    def has_learned(self) -> bool:
+        """Whether it has been told what workers import, and is done with it."""
+        return self._has_learned
 
     @property
     def may_learn(self) -> bool:

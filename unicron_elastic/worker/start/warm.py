@@ -32,6 +32,7 @@ from unicron_elastic.worker.helper_tasks import (
     Learn,
     Learned,
     ProcessStarted,
+    TakeUp,
     Unfit,
     WarmUp,
 )
@@ -47,6 +48,7 @@ from unicron_elastic.worker.start.learner import serve as serve_learned
 from unicron_elastic.worker.start.learning import Learning
 from unicron_elastic.worker.start.likeness import arguments_at, how_different
 from unicron_elastic.worker.start.renewal import Renewal
+from unicron_elastic.worker.start.reuse import Reuse
 from unicron_elastic.worker.start.variables import ImportedVariables
 
 PRELOAD = "UNICRON_PRELOAD"
@@ -62,7 +64,7 @@ _WHILE_IMPORTING = {
 }
 
 
-_TASKS: tuple[type[ForkWorker | Learn], ...] = (ForkWorker, Learn)
+_TASKS: tuple[type[ForkWorker | Learn | TakeUp], ...] = (ForkWorker, Learn, TakeUp)
 
 
 class _Unfit(Exception):
@@ -84,11 +86,12 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
         asked = channel.hear([WarmUp])
         if isinstance(asked, Odd):
             raise _Unfit(f"what the agent asks is not known: {asked.why}")
-        refusal = refusal or how_different(asked.argv, asked.env, {MARK, PRELOAD})
+        refusal = refusal or how_different(asked.launch.argv, asked.launch.env, {MARK, PRELOAD})
         if refusal is not None:
             raise _Unfit(refusal)
         renewal = Renewal()
-        variables = ImportedVariables(asked.env)
+        variables = ImportedVariables(asked.launch.env)
+        reuse = Reuse(asked, loaded_before) if asked.may_be_held else None
         with collector_paused():  # later, too, it leaves these pages alone: the workers share them
             with renewal.watching():
                 threads = _preload(os.environ.pop(PRELOAD, "torch").split(","), variables)
@@ -98,10 +101,13 @@ def serve(fd: int, loaded_before: Iterable[str], refusal: str | None = None) -> 
             hold_back()
             gc.collect()
         _try_fork(threads)
+        if reuse is not None:
+            reuse.imported()
     except BaseException as error:  # whatever it is, this process must never go on to the script
         _send_and_exit(channel, Unfit(reason=_why(error)))
     _send(channel, HelperReady())
-    task, channel = _fork_workers(channel, partial(_learn, (renewal, variables), loaded_before))
+    taken_up = partial(_taken_up, reuse, variables, loaded_before)
+    task, channel = _fork_workers(channel, partial(_learn, (renewal, variables), loaded_before), taken_up)
     try:
         channel.close()
         set_thread_name(original_name)
@@ -115,7 +121,11 @@ def _why(error: BaseException) -> str:
     return str(error) if isinstance(error, _Unfit) else f"{type(error).__name__}: {error}"
 
 
-def _fork_workers(channel: Channel, learn: Callable[[Learn, Channel, int], ForkWorker]) -> tuple[ForkWorker, Channel]:
+def _fork_workers(
+    channel: Channel,
+    learn: Callable[[Learn, Channel, int], ForkWorker],
+    taken_up: Callable[[TakeUp, Learner], HelperAnswer],
+) -> tuple[ForkWorker, Channel]:
     """Forks a worker for each request until the agent is gone; returns, in each worker, what it is to be.
 
     The other thing that is returned is a channel that is the worker's to close. ``learn`` returns in a worker as well.
@@ -125,6 +135,9 @@ def _fork_workers(channel: Channel, learn: Callable[[Learn, Channel, int], ForkW
     while True:
         try:
             task = _next_task(channel, learner)
+            if isinstance(task, TakeUp):
+                channel.send(taken_up(task, learner))
+                continue
             if isinstance(task, Learn):
                 learners_end = learner.begin()
                 if learners_end is not None:
@@ -140,7 +153,24 @@ def _fork_workers(channel: Channel, learn: Callable[[Learn, Channel, int], ForkW
         close_all(task.fds)
 
 
-def _next_task(channel: Channel, learner: Learner) -> ForkWorker | Learn:
+def _taken_up(
+    reuse: Reuse | None, variables: ImportedVariables, loaded_before: Iterable[str], asked: TakeUp, learner: Learner
+) -> HelperAnswer:
+    """Serve another launch from now on, with what there is of the last one's; or say why not."""
+    try:
+        if (why := "it was not to be held" if reuse is None else reuse.why_not(asked, variables)) is not None:
+            raise _Unfit(why)
+        _check_shadowing(loaded_before)
+    except Exception as error:
+        return Unfit(reason=_why(error))
+    assert reuse is not None
+    if reuse.sets_more(asked):
+        learner.stop()
+    show_mark(asked.mark)
+    return HelperReady()
+
+
+def _next_task(channel: Channel, learner: Learner) -> ForkWorker | Learn | TakeUp:
     """Waits for what the agent wants, and tells it what the learner says meanwhile."""
     while True:
         watched = [each for each in (channel, learner.channel) if each is not None]

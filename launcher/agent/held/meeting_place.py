@@ -1,0 +1,82 @@
+"""Where a held keeper waits for the next launch: a socket in a folder that only this user can enter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+
+_NAME = "held"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: unix(7), SO_PEERCRED
+
+
+class MeetingPlace:
+    """`MeetingPlace` is that socket's place, by the descriptor of its folder; one keeper waits there."""
+
+    def __init__(self, folder: int) -> None:
+        self._folder = folder
+        self._listener: socket.socket | None = None
+        self._own: int | None = None  # inode of what this process has made there
+
+    def listen(self) -> socket.socket:
+        """Wait there from now on; who waited there before is told to end. Raises OSError."""
+        self._end_other()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_NAME, dir_fd=self._folder)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.setblocking(False)
+        self._listener.bind(self._path)
+        self._own = os.stat(_NAME, dir_fd=self._folder).st_ino
+        self._listener.listen()
+        return self._listener
+
+    def accept(self) -> socket.socket | None:
+        """Return the connection of who has come, None if that is another user or has gone again."""
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept()
+            if peer(sock)[1] == os.geteuid():
+                sock.setblocking(True)
+                return sock
+            sock.close()
+        return None
+
+    def connect(self, timeout_s: float) -> socket.socket | None:
+        """Return a connection to who waits there, None if nobody does. Raises OSError for one who is too busy."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(self._path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def leave(self) -> None:
+        """Wait there no more."""
+        if self._listener is not None:
+            self._listener.close()
+        with contextlib.suppress(OSError):
+            if self._own is not None and os.stat(_NAME, dir_fd=self._folder).st_ino == self._own:
+                os.unlink(_NAME, dir_fd=self._folder)
+
+    @property
+    def _path(self) -> str:
+        """Short whatever the folder is called, and that very folder whoever moves another to its name."""
+        return f"/proc/self/fd/{self._folder}/{_NAME}"
+
+    def _end_other(self) -> None:
+        with contextlib.suppress(OSError):
+            sock = self.connect(0.0)
+            if sock is not None:
+                sock.close()  # a keeper whose agent is gone ends
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return the pid and the user of who is at the other end: who has connected, or who listens."""
+    pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
