@@ -28,7 +28,7 @@ def test_a_node_that_has_ended_well_does_not_wait_for_one_that_is_lost(launcher:
     with EmbeddedEtcd() as etcd:
         options = [
             "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=unicron", f"--rdzv-endpoint={etcd.endpoint}",
-            "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1,lease_ttl=1", "--local-addr=127.0.0.1", "half.py",
+            "--rdzv-id=job", "--rdzv-conf=last_call_timeout=1,lease_ttl=30", "--local-addr=127.0.0.1", "half.py",
         ]  # fmt: skip
         nodes = [launcher.start(*options, env={"UNICRON_NODE_NAME": name}) for name in "ab"]
         pids = [int(node.until_line(r"^PID (\d+)")[0]) for node in nodes]

@@ -140,7 +140,7 @@ class EtcdLab:
 
     def stop(self) -> None:
         """The server stands still."""
-        os.kill(self.server.pid, signal.SIGSTOP)
+        hold(self.server)
 
     def resume(self) -> None:
         """And goes on."""
@@ -191,3 +191,10 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "deadline passed"
         time.sleep(0.01)
+
+
+def hold(server: EmbeddedEtcd) -> None:
+    """Stop the server; return when all its threads stand still, as any of them may answer until then."""
+    os.kill(server.pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{server.pid}/task")
+    wait_until(lambda: all(stat.read_text().rpartition(") ")[2][0] == "T" for stat in threads.glob("*/stat")))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from cable import Cable
-from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told, compact, wait_until
+from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told, compact, hold, wait_until
 
 from unicron_elastic.rendezvous.store.address import StoreAddress
 from unicron_elastic.rendezvous.store.etcd import EtcdStore
@@ -63,7 +63,7 @@ def _again(server: EmbeddedEtcd, data_dir: Path | None) -> EmbeddedEtcd:
 def test_no_call_outlasts_its_deadline_when_the_server_freezes(server: EmbeddedEtcd, store: EtcdStore) -> None:
     store.put("a", b"1")
     lease = store.grant(60)
-    os.kill(server.pid, signal.SIGSTOP)
+    hold(server)
     for call, error in (
         (lambda: store.put("a", b"2", timeout_s=0.2), StoreUnclearError),  # it was sent
         (lambda: store.put("a", b"2", timeout_s=0.2), StoreUnreachableError),  # it was not: the server proves nothing
@@ -234,7 +234,7 @@ def _trouble(store: EtcdStore) -> str:
 
 def test_the_unclear_write_can_be_looked_up(server: EmbeddedEtcd, store: EtcdStore) -> None:
     revision = store.put("a", b"1")
-    os.kill(server.pid, signal.SIGSTOP)
+    hold(server)
     with pytest.raises(StoreUnclearError, match="so that a write may have been done or not"):
         store.commit({"a": revision}, [Put("a", b"2")], timeout_s=0.2)
     os.kill(server.pid, signal.SIGCONT)
