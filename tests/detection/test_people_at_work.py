@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unicron_elastic.detection.policy import PacePolicy
@@ -61,7 +61,8 @@ def _job(ranks: int = 2, halts: int = 0) -> Job:
     return Job(ranks=ranks, halts=halts, state=PaceState(policy=PacePolicy(), whole_job=True))
 
 
-@given(st.integers(1, 5), st.integers(0, 4), st.sampled_from(["debugger", "terminal"]), st.floats(10.0, 4000.0))
+@given(st.integers(1, 5), st.integers(0, 4), st.sampled_from(["debugger", "terminal"]), st.floats(10.0, 400.0))
+@example(3, 1, "debugger", 4000.0)
 def test_a_person_is_told_once_and_nobody_hangs(ranks: int, halts: int, place: str, seconds: float) -> None:
     halts %= ranks
     said = _job(ranks, halts).run(STEPS * STEP_S + seconds, place)

@@ -66,6 +66,19 @@ def test_what_was_built_without_the_trained_is_told(is_bare: bool) -> None:
     assert not model[0].weight.requires_grad
 
 
+class OwnParallel(DistributedDataParallel):
+    """`OwnParallel` is a script's own."""
+
+
+@pytest.mark.usefixtures("of_two")
+def test_one_of_the_scripts_own_counts_too() -> None:
+    model = made(is_frozen=True)
+    OwnParallel(model)
+    assert Run(model=model).why_not(state(is_frozen=False)) == ""
+    wrapped = OwnParallel(model)
+    assert Run(model=wrapped).why_not(state(is_frozen=False)) == UNFROZEN
+
+
 @pytest.mark.usefixtures("of_two")
 def test_what_is_built_behind_is_right() -> None:
     model = made(is_frozen=True)

@@ -36,14 +36,20 @@ def unfit(parameters: Sequence[Tensor], trained: Collection[int], frozen: Collec
 
 
 def _unfit(parameters: Sequence[Tensor], trained: Collection[int], frozen: Collection[int]) -> Misfits:
-    # By type(), as isinstance() would ask the objects, and some answer with a warning.
-    living = [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]
+    # By type(), as isinstance() would ask the objects, and some answer with a warning. Each refers to its class.
+    kinds = _kinds(DistributedDataParallel)
+    living = [each for each in gc.get_referrers(*kinds) if type(each) in kinds]
     places = {id(each): position for position, each in enumerate(parameters)}
     reducers = [reduced for each in living if (reduced := reduced_by(each)) is not None]
     return Misfits(
         frozenset(place for each in reducers for place in _not_reduced(each, places)).intersection(trained),
         frozenset(place for each in reducers for place in _waited_for(each, places)).intersection(frozen),
     )
+
+
+def _kinds(kind: type) -> set[type]:
+    """Return a class with all that are made from it."""
+    return {kind}.union(*map(_kinds, kind.__subclasses__()))
 
 
 def _not_reduced(reduced: BuiltFor, places: dict[int, int]) -> set[int]:
