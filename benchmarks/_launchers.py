@@ -71,16 +71,19 @@ class Launch:
         worker: Path = WORKER,
         options: Iterable[str] = ("--max-restarts=3",),
         prefix: Iterable[str] = (),
+        again: Launch | None = None,
     ) -> None:
         """Launch ``worker`` with ``worker_arguments``; ``options`` are the launcher's own, ``prefix`` starts it.
 
-        A worker of the benchmarks is told where to log and when to die.
+        A worker of the benchmarks is told where to log and when to die. With ``again`` it is the same command in the
+        folder of that launch, which has ended and whose folder stays.
         """
         self.launcher = launcher
-        self.folder = Path(tempfile.mkdtemp(prefix="unicron-benchmark-"))
+        self.folder = again.folder if again is not None else Path(tempfile.mkdtemp(prefix="unicron-benchmark-"))
+        self._owns_folder = again is None
         self.steps_folder = self.folder / "steps"
         self.logs_folder = self.folder / "logs"
-        self.steps_folder.mkdir()
+        self.steps_folder.mkdir(exist_ok=True)
         self.deadline = time.monotonic() + deadline_s
         command = [*prefix, str(launcher.path), "--standalone", f"--nproc-per-node={ranks}", *options]
         command += [f"--log-dir={self.logs_folder}", str(worker), *worker_arguments]
@@ -111,7 +114,8 @@ class Launch:
     ) -> None:
         self._kill_everything()
         self._reader.join(timeout=5)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._owns_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def wait_alive(self, what: str) -> None:
         """Sleep one poll interval; raise if the launcher has ended or its time is up."""

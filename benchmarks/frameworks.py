@@ -5,7 +5,8 @@
 
 The scripts are the ones in ``workers/framework_*.py``: they know nothing of unicron-elastic. Each launch has 2 ranks on
 gloo, one of which is killed once the job trains and what it imports is learned (torchrun: at the same number of steps,
-as it learns nothing). Launches alternate between the launchers.
+as it learns nothing). Then the job is told to end, and launched again: unicron-run has held its warm process for that.
+Launches alternate between the launchers.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from _exit_when_told import exit_when_told
-from _launchers import TORCHRUN, UNICRON, Launch, Launcher, LauncherEndedError, TimedOutError
+from _launchers import TORCHRUN, Launch, Launcher, LauncherEndedError, TimedOutError
 from _report import Spread, describe_machine
 from _scenarios import Run
-from _steps import wait_for_step
+from _steps import read_logs, wait_for_step
 
+UNICRON = Launcher("unicron-run", "unicron-run", {"UNICRON_WARM_FOR_NEXT": "60"})
 FRAMEWORKS = {
     "trainer": "transformers",
     "lightning": "lightning",
@@ -38,7 +40,12 @@ RANKS = 2
 STEPS_BEFORE = 50
 DEADLINE_S = 240.0
 LEARNED = "The next start finds "
-MEASURES = {"next_step_ms": "kill to next step", "first_step_ms": "launch to first step"}
+USED = "The workers start from a warm process that is held since "
+MEASURES = {
+    "next_step_ms": "kill to next step",
+    "first_step_ms": "launch to first step",
+    "again_ms": "next launch to first step",
+}
 
 
 def main() -> None:
@@ -77,7 +84,7 @@ def measure(args: argparse.Namespace) -> Iterator[Run]:
 
 
 def one(framework: str, launcher: Launcher, repetition: int) -> Run:
-    """Launch, kill a rank of a job that trains, and wait until all ranks step again."""
+    """Launch, kill a rank of a job that trains, wait until all ranks step again, and launch the same once more."""
     run = Run(framework, launcher.name, RANKS, repetition)
     worker = Path(__file__).parent / "workers" / f"framework_{framework}.py"
     with Launch(launcher, RANKS, [], DEADLINE_S, worker=worker) as launch:
@@ -91,10 +98,22 @@ def one(framework: str, launcher: Launcher, repetition: int) -> Run:
             os.kill(logs[repetition % RANKS].pid, signal.SIGKILL)
             logs = wait_for_step(launch, RANKS, 1, frozenset(log.pid for log in logs))
             run.values["next_step_ms"] = (max(log.step_ns()[0] for log in logs) - killed_ns) / 1e6
+            _launch_again(launch, run, worker)
         except (LauncherEndedError, TimedOutError) as error:
             run.problem = str(error)
             run.notes["last_lines"] = list(launch.last_lines)
     return run
+
+
+def _launch_again(launch: Launch, run: Run, worker: Path) -> None:
+    launch.process.terminate()
+    launch.wait_ended()
+    known = frozenset(log.pid for log in read_logs(launch.steps_folder))
+    with Launch(launch.launcher, RANKS, [], DEADLINE_S, worker=worker, again=launch) as again:
+        logs = wait_for_step(again, RANKS, 1, known)
+        run.values["again_ms"] = (max(log.step_ns()[0] for log in logs) - again.started_ns) / 1e6
+        if launch.launcher is UNICRON and not any(USED in line for _, line in again.lines):
+            run.problem = f"the warm process was not used: {list(again.last_lines)}"
 
 
 def _wait_until_learned(launch: Launch, run: Run) -> None:

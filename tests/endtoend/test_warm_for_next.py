@@ -118,7 +118,7 @@ def test_a_killed_launcher_that_had_taken_it_up_takes_all_along(jobs: Jobs) -> N
     jobs.launcher.script("train.py", "import time\nprint('up', flush=True)\ntime.sleep(600)\n")
     run = jobs.start()
     run.until_line("up", 2)
-    assert USED in run.err
+    run.until(lambda: USED in run.err, "word of it")
     run.process.kill()
     run.wait()
     jobs.wait_gone()
@@ -129,7 +129,7 @@ def test_one_that_is_told_to_end_leaves_it(jobs: Jobs) -> None:
     for count in range(2):
         run = jobs.start()
         run.until_line("up", 2)
-        assert (USED in run.err) == bool(count), run.err
+        run.until(lambda: (USED in run.err) == bool(count), "word of it")  # noqa: B023
         run.process.send_signal(signal.SIGTERM)
         run.wait()
     assert set(jobs.held()) == {"unicron-keeper", "unicron-warm"}
@@ -172,6 +172,24 @@ def test_another_namespace_starts_plainly(jobs: Jobs) -> None:
         pytest.skip("no namespace may be made here")
     jobs.run(wrap=PLAIN)
     assert " is not used: this launch has another uts namespace." in jobs.run(wrap='exec unshare --uts "$@"')
+
+
+def test_another_control_group_starts_plainly(jobs: Jobs) -> None:
+    group = Path(f"/sys/fs/cgroup/freezer/unicron-{jobs.mark}")
+    if not group.parent.is_dir():
+        group = Path(f"/sys/fs/cgroup/unicron-{jobs.mark}")
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no control group may be made here")
+    try:
+        jobs.run(wrap=PLAIN)
+        said = jobs.run(wrap=f'echo $$ > {group}/cgroup.procs && exec "$@"')
+        assert " is not used: this launch has another control group." in said
+    finally:
+        jobs.end()
+        jobs.wait_gone()
+        group.rmdir()
 
 
 def test_a_changed_file_of_what_is_preloaded_starts_plainly(jobs: Jobs) -> None:

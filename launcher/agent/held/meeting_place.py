@@ -17,7 +17,7 @@ class MeetingPlace:
     def __init__(self, folder: int) -> None:
         self._folder = folder
         self._listener: socket.socket | None = None
-        self._own: int | None = None  # inode of what this process has made there
+        self._own: int | None = None  # what this process has made there, held so that nothing else gets its inode
 
     def listen(self) -> socket.socket:
         """Wait there from now on; who waited there before is told to end. Raises OSError."""
@@ -27,7 +27,7 @@ class MeetingPlace:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind(self._path)
-        self._own = os.stat(_NAME, dir_fd=self._folder).st_ino
+        self._own = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._listener.listen()
         return self._listener
 
@@ -60,9 +60,12 @@ class MeetingPlace:
         """Wait there no more."""
         if self._listener is not None:
             self._listener.close()
-        with contextlib.suppress(OSError):
-            if self._own is not None and os.stat(_NAME, dir_fd=self._folder).st_ino == self._own:
-                os.unlink(_NAME, dir_fd=self._folder)
+        if self._own is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(_NAME, dir_fd=self._folder, follow_symlinks=False), os.fstat(self._own)):
+                    os.unlink(_NAME, dir_fd=self._folder)
+            os.close(self._own)
+            self._own = None
 
     @property
     def _path(self) -> str:
