@@ -164,7 +164,7 @@ OPTIONS = (
         name="warm_for_next",
         parse=_seconds,
         metavar="SECONDS",
-        help="once the job has ended, hold its warm process for so long: the next launch of the same command starts "
+        help="once the job has ended, hold its warm process for so long: the next launch of the same script starts "
         "its workers from it; 0: no (default: 0)",
     ),
     _Option(

@@ -228,10 +228,11 @@ def test_script_sees_what_torchrun_shows_when_its_imports_were_learned(launcher:
 def test_script_sees_what_torchrun_shows_when_the_warm_process_was_held(launcher: Any) -> None:
     launcher.script("probe.py", PROBE)
     env = {"UNICRON_WARM_FOR_NEXT": "60", "TMPDIR": str(launcher.folder), "TEST_RUN": uuid.uuid4().hex}
-    expected = observe(launcher, "torchrun", ["probe.py"], [], env=env)
-    observe(launcher, "unicron-run", ["probe.py"], ["--unicron-warm=on"], env=env)
+    arguments = ["probe.py", *WITH_ARGUMENTS[1:]]
+    expected = observe(launcher, "torchrun", arguments, [], env=env)
+    observe(launcher, "unicron-run", ["probe.py", "--other"], ["--unicron-warm=on"], env=env)
     try:
-        found = observe(launcher, "unicron-run", ["probe.py"], ["--unicron-warm=on"], env=env)
+        found = observe(launcher, "unicron-run", arguments, ["--unicron-warm=on"], env=env)
         assert "The workers start from a warm process that is held since" in launcher.runs[-1].err
     finally:
         launcher.runs[-1].mark = env["TEST_RUN"]

@@ -18,6 +18,8 @@ USED = "The workers start from a warm process that is held since "
 NOT_USED = "The warm process that is held"
 SCRIPT = """
 import os, sys
+with open("/proc/self/cmdline") as file:
+    assert file.read().split("\\0")[:-1] == sys.orig_argv
 with open(os.environ["PROBE"] + "/ran", "a") as file:
     file.write(f"{os.getpid()} {os.getppid()} {' '.join(sys.argv[1:])}\\n")
 print("out of", os.environ["RANK"], flush=True)
@@ -36,12 +38,12 @@ class Jobs:
         self.runtime_dir.mkdir(mode=0o700)
         launcher.script("train.py", SCRIPT)
 
-    def start(self, *arguments: str, wrap: str | None = None, **env: str) -> Any:
+    def start(self, *arguments: str, wrap: str | None = None, script: str = "train.py", **env: str) -> Any:
         """Launch the script with two ranks."""
         own = {"XDG_RUNTIME_DIR": str(self.runtime_dir), "UNICRON_WARM_FOR_NEXT": "60", "TEST_RUN": self.mark}
         own |= {"TMPDIR": str(self.launcher.folder), **env}
         how = {} if wrap is None else {"wrap": wrap}
-        run = self.launcher.start("--nproc-per-node=2", "train.py", *arguments, env=own, **how)
+        run = self.launcher.start("--nproc-per-node=2", script, *arguments, env=own, **how)
         run.mark = self.mark
         return run
 
@@ -159,12 +161,20 @@ def test_another_launch_starts_plainly_and_says_why(jobs: Jobs, how: dict[str, s
     assert not set(held.values()) & set(jobs.launcher.runs[0].carriers())
 
 
-def test_other_arguments_start_plainly(jobs: Jobs) -> None:
+def test_other_arguments_make_no_difference(jobs: Jobs) -> None:
     jobs.run("--lr", "1")
     jobs.ran()
-    assert " is not used: it was held for another command." in jobs.run("--lr", "2")
-    assert [arguments for _, _, *arguments in jobs.ran()] == [["--lr", "2"]] * 2
-    assert USED in jobs.run("--lr", "2")
+    for arguments in (["--lr", "2", "--rank", "${local_rank}"], [], ["--lr", "1"]):
+        assert USED in jobs.run(*arguments)
+        wanted = [[word.replace("${local_rank}", rank) for word in arguments] for rank in "01"]
+        assert sorted(ran for _, _, *ran in jobs.ran()) == wanted
+
+
+def test_another_script_starts_plainly(jobs: Jobs) -> None:
+    jobs.launcher.script("other.py", SCRIPT)
+    jobs.run()
+    assert " is not used: it was held for another command." in jobs.run(script="other.py")
+    assert USED in jobs.run(script="other.py")
 
 
 def test_another_namespace_starts_plainly(jobs: Jobs) -> None:

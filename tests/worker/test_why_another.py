@@ -19,17 +19,24 @@ BEGAN = Launch(
 
 
 def test_the_same_launch_is_no_other() -> None:
-    assert why_another(BEGAN, replace(BEGAN)) is None
+    assert why_another(BEGAN, replace(BEGAN), 3) is None
+
+
+def test_the_arguments_of_the_script_may_be_others() -> None:
+    assert why_another(BEGAN, replace(BEGAN, argv=("python", "-u", "train.py", "--lr", "2", "--more")), 3) is None
+    assert why_another(BEGAN, replace(BEGAN, argv=("python", "-u", "train.py")), 3) is None
 
 
 def test_what_a_shell_counts_makes_no_difference() -> None:
-    assert why_another(BEGAN, replace(BEGAN, env={"HOME": "/root", "_": "/bin/x", "SHLVL": "2", "OLDPWD": "/"})) is None
+    assert (
+        why_another(BEGAN, replace(BEGAN, env={"HOME": "/root", "_": "/bin/x", "SHLVL": "2", "OLDPWD": "/"}), 3) is None
+    )
 
 
 @pytest.mark.parametrize(
     ("now", "why"),
     [
-        (replace(BEGAN, argv=("python", "-u", "train.py", "--lr", "2")), "it was held for another command"),
+        (replace(BEGAN, argv=("python", "-u", "other.py", "--lr", "1")), "it was held for another command"),
         (replace(BEGAN, argv=("python3", *BEGAN.argv[1:])), "it was held for another command"),
         (replace(BEGAN, env={**BEGAN.env, "NEW": "1"}), "the environment has another NEW"),
         (replace(BEGAN, env={"HOME": "/"}), "the environment has another HOME"),
@@ -46,4 +53,4 @@ def test_what_a_shell_counts_makes_no_difference() -> None:
     ],
 )
 def test_one_clause_says_how_another_differs(now: Launch, why: str) -> None:
-    assert why_another(BEGAN, now) == why
+    assert why_another(BEGAN, now, 3) == why

@@ -1,1 +1,1 @@
-"""A keeper and its warm process, held once their job has ended for the next launch of the same command."""
+"""A keeper and its warm process, held once their job has ended for the next launch of the same script."""

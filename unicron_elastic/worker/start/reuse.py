@@ -12,8 +12,10 @@ from pathlib import Path
 
 from unicron_elastic.worker.helper_tasks import TakeUp, WarmUp
 from unicron_elastic.worker.process.imported_modules import file_of, is_installed
+from unicron_elastic.worker.process.show_command import show_command
 from unicron_elastic.worker.process.standing import standing
 from unicron_elastic.worker.start.hidden_modules import hidden_modules
+from unicron_elastic.worker.start.likeness import arguments_at
 from unicron_elastic.worker.start.stamps import Stamps
 from unicron_elastic.worker.start.variables import ImportedVariables
 from unicron_elastic.worker.start.why_another import why_another
@@ -39,10 +41,13 @@ class Reuse:
 
     def why_not(self, asked: TakeUp, variables: ImportedVariables) -> str | None:
         """Say, as a clause, why this process may not serve this launch; None if it may."""
-        why = why_another(replace(self._began, standing=standing()), asked.launch)
+        arguments = arguments_at(sys.orig_argv)
+        why = why_another(replace(self._began, standing=standing()), asked.launch, arguments)
         if why is not None:
             return why
-        if early := variables.read_of(name for name in asked.sets if name not in self._sets):
+        if not show_command(asked.launch.argv):
+            return "it was held for other arguments, and this kernel cannot be told of these"
+        if early := variables.read_of(asked.sets):
             return f"the script sets {early} now, which is read when what is preloaded is imported"
         if (path := self._stamps.changed()) is not None:
             return f"{path} has changed"
@@ -50,6 +55,10 @@ class Reuse:
             for path in hidden_modules(folder, self._loaded_before).values():
                 return f"{path} stands in for a module that was preloaded"
         return None
+
+    def begin_anew(self, asked: TakeUp) -> None:
+        """Remember what it serves from now on."""
+        self._began, self._sets = asked.launch, frozenset(asked.sets)
 
     def sets_more(self, asked: TakeUp) -> bool:
         """Whether the script sets variables that it did not: what was learned was not asked about them."""

@@ -41,6 +41,7 @@ from unicron_elastic.worker.process.collector_paused import collector_paused
 from unicron_elastic.worker.process.ignored_signals import ignore_instead, ignored_signals
 from unicron_elastic.worker.process.mark import MARK, show_mark
 from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name, wait_for_parent
+from unicron_elastic.worker.process.show_command import show_command
 from unicron_elastic.worker.start.hidden_modules import hidden_modules, script_folder
 from unicron_elastic.worker.start.late import hold_back
 from unicron_elastic.worker.start.learner import Learner
@@ -166,6 +167,8 @@ def _taken_up(
     assert reuse is not None
     if reuse.sets_more(asked):
         learner.stop()
+    reuse.begin_anew(asked)
+    _take_arguments(list(asked.launch.argv))
     show_mark(asked.mark)
     return HelperReady()
 
@@ -441,8 +444,10 @@ def _become_worker(
 def _take_arguments(argv: list[str]) -> None:
     """Becomes the command ``argv``, which differs from this process's own in the script's arguments alone."""
     begin = arguments_at(sys.orig_argv)
-    if len(argv) != len(sys.orig_argv) or argv[:begin] != sys.orig_argv[:begin]:
+    if argv[:begin] != sys.orig_argv[:begin]:
         raise ValueError(f"{shlex.join(argv)} was asked of a fork of {shlex.join(sys.orig_argv)}")
+    if argv != sys.orig_argv:
+        show_command(argv)
     sys.argv[1:] = argv[begin:]
     sys.orig_argv[:] = argv
 

@@ -12,9 +12,12 @@ _SHOWN_MAX = 3  # names of variables
 _OF_SHELL = frozenset({"_", "SHLVL", "OLDPWD"})
 
 
-def why_another(began: Launch, now: Launch) -> str | None:
-    """Say how the launch differs from the one that there was, as a clause; None if it does not."""
-    if began.argv != now.argv:
+def why_another(began: Launch, now: Launch, arguments: int) -> str | None:
+    """Say how the launch differs from the one that there was, as a clause; None if it does not.
+
+    In the command the script's own arguments begin at ``arguments``: these may be others.
+    """
+    if began.argv[:arguments] != now.argv[:arguments]:
         return "it was held for another command"
     names = (began.env.keys() | now.env.keys()) - _OF_SHELL
     if changed := sorted(name for name in names if began.env.get(name) != now.env.get(name)):
