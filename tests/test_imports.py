@@ -97,7 +97,7 @@ MAY_IMPORT = {
     "rendezvous.torch": (
         "base compat membership metrics rendezvous.cluster rendezvous.job rendezvous.records rendezvous.store"
     ),
-    "launcher.agent.held": "worker",
+    "launcher.agent.held": "worker worker.process",
     "launcher.agent.process": (
         "base compat detection health.gpu health.host launcher.agent.held launcher.common launcher.config "
         "launcher.export.metrics worker "

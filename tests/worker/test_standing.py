@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unicron_elastic.worker.process.standing import kind_of_stream, standing
+from unicron_elastic.worker.process.standing import kind_of_stream, standing, walls, why_elsewhere
 
 SHOW = "import json; from unicron_elastic.worker.process.standing import standing; print(json.dumps(standing()))"
 
@@ -54,6 +54,31 @@ def test_one_processor_is_not_all() -> None:
     if len(mine) == 1:
         pytest.skip("there is one")
     assert changed(standing(), of_child("taskset", "-c", str(min(mine)))) == {"processors"}
+
+
+def test_the_walls_around_another_process_are_seen_from_outside() -> None:
+    mine = walls(os.getpid())
+    assert mine.items() <= standing().items()
+    assert {"user", "capabilities", "control group", "pid namespace", "root folder"} <= mine.keys()
+    for wrap, what in (
+        ([], None),
+        (["unshare", "--uts"], "uts namespace"),
+        (["setpriv", "--no-new-privs"], "capabilities"),
+    ):
+        with subprocess.Popen([*wrap, "sh", "-c", "echo here; exec sleep 600"], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            told = process.stdout.readline()
+            found = why_elsewhere(mine, walls(process.pid)) if told else "it could not be started"
+            process.kill()
+        if told:  # else no namespace may be made here
+            assert found == (what and f"this launch has another {what}")
+
+
+def test_of_a_process_that_is_gone_nothing_is_seen() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait(30.0)
+    with pytest.raises(OSError, match="No such"):
+        walls(process.pid)
 
 
 def test_kinds_of_streams(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ class HelperReady(HelperAnswer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfit(HelperAnswer):
-    """`Unfit` says why no worker can be forked from the warm process, which ends."""
+    """`Unfit` says why no worker can be forked from the warm process, which ends, with its keeper if that says it."""
 
     reason: str
 
@@ -216,6 +216,6 @@ class Swept(HelperAnswer):
 
 
 KEEPER_TASKS: tuple[type[HelperTask], ...] = (StartProcess, SweepAll, ClearAfter, Remember, Hold, TakeStderr)
-KEEPER_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, ProcessStarted, ProcessEnded, Swept, HeldWarm)
+KEEPER_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, ProcessStarted, ProcessEnded, Swept, HeldWarm, Unfit)
 WARM_TASKS: tuple[type[HelperTask], ...] = (WarmUp, ForkWorker, Learn, TakeUp)
 WARM_ANSWERS: tuple[type[HelperAnswer], ...] = (HelperReady, Unfit, ProcessStarted, Learned, Forgotten)

@@ -6,11 +6,13 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 
-from unicron_elastic.launcher.agent.held.meeting_place import MeetingPlace
+from unicron_elastic.launcher.agent.held.meeting_place import MeetingPlace, peer
 from unicron_elastic.worker.channel import Channel, ChannelClosed
-from unicron_elastic.worker.helper_tasks import HeldWarm, HelperReady, Hold
+from unicron_elastic.worker.helper_tasks import HeldWarm, HelperReady, Hold, Unfit
+from unicron_elastic.worker.process.standing import walls, why_elsewhere
 
 _TOLD_WITHIN_S = 1.0
 
@@ -37,7 +39,7 @@ def hold(task: Hold, agent: Channel) -> Channel | None:
                 return None
             if ready and (sock := place.accept()) is not None:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                return _greeted(Channel(sock), held)
+                return _greeted(sock, held)
         return None
     finally:
         place.leave()
@@ -53,10 +55,23 @@ def _let_go() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _greeted(channel: Channel, held: HeldWarm) -> Channel | None:
+def _why_not_to(launcher: int) -> str | None:
+    try:
+        return why_elsewhere(walls(os.getpid()), walls(launcher))
+    except OSError as error:
+        return f"where this launch runs cannot be seen: {error.strerror}"
+
+
+def _greeted(sock: socket.socket, held: HeldWarm) -> Channel | None:
+    """Tell who has come what is held. The launcher looks at more; but one in a container must not come out of it."""
+    channel = Channel(sock)
     channel.settimeout(_TOLD_WITHIN_S)
     try:
-        channel.send(held)
+        why = _why_not_to(peer(sock)[0])
+        channel.send(held if why is None else Unfit(reason=why))
+        if why is not None:
+            channel.close()
+            return None
     except (ChannelClosed, OSError):
         channel.close()
         return None

@@ -67,8 +67,9 @@ def take_up(folder: int, asked: TakeUp, code: str, deadline_s: float = DEADLINE_
         pid, user = peer(sock)
         if user != os.geteuid():
             raise Declined(f"it belongs to the user {user}")
-        held = _hear(keeper, [HeldWarm], end)
-        assert isinstance(held, HeldWarm)
+        held = _hear(keeper, [HeldWarm, Unfit], end)
+        if not isinstance(held, HeldWarm):
+            raise Declined(held.reason if isinstance(held, Unfit) else _SILENT)
         warm = _channel_of(held)
         channels.callback(warm.close)
         if held.code != code:

@@ -62,7 +62,8 @@ class Runtime:
     def begin(self, command: Sequence[str] | None, env: Mapping[str, str]) -> None:
         """Starts the keeper, and a warm process for ``command`` where that is possible and wanted."""
         if not self.processes.is_up:
-            if self._holds and command is not None and self._may_begin(command) and self._take_up(command, env):
+            looks = self._holds and not self._code  # once
+            if looks and command is not None and self._may_begin(command) and self._take_up(command, env):
                 return
             self.processes.begin()
         if command is not None and self._may_begin(command):
@@ -83,7 +84,7 @@ class Runtime:
     def _new_warm(self) -> WarmProcess:
         warm = WarmProcess(self.loop, self.processes, self.options.preload, self._warm_patience)
         warm.on_word = lambda sentence: self.on_word(sentence)  # noqa: PLW0108 - on_word changes
-        warm.may_be_held = self._holds
+        warm.may_be_held = self._holds and bool(self._code)
         return warm
 
     # -- from one launch to the next ---------------------------------------------------------------------------------
@@ -96,13 +97,10 @@ class Runtime:
     def _take_up(self, command: Sequence[str], env: Mapping[str, str]) -> bool:
         """Whether this launch goes on with what is held; ``word_of_held`` says so, or why not."""
         number = self.processes.next_number()
-        asked = TakeUp(
-            launch=launch_of(command, for_scripts(env), self.options.preload),
-            sets=sets_of(command),
-            mark=mark_of(self.processes.token, number),
-        )
-        self._code, self._runtime_dir = code_stamp(), env.get("XDG_RUNTIME_DIR", "")
         try:
+            launch = launch_of(command, for_scripts(env), self.options.preload)
+            asked = TakeUp(launch=launch, sets=sets_of(command), mark=mark_of(self.processes.token, number))
+            self._code, self._runtime_dir = code_stamp(), env.get("XDG_RUNTIME_DIR", "")
             with open_own_folder(self._runtime_dir) as folder:
                 taken = take_up(folder, asked, self._code)
             if taken is not None:

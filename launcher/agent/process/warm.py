@@ -82,10 +82,14 @@ def sentence_of(said: Learned) -> str:
     return f"The next start finds {count} imported, in {said.grown_bytes / 1e6:.0f} MB that all workers share.{rest}"
 
 
-def launch_of(argv: Sequence[str], env: Mapping[str, str], preload: str) -> Launch:
-    """What a warm process is begun for here and now."""
-    kinds = tuple(map(kind_of_stream, (0, 1, 2)))
-    return Launch(argv=tuple(argv), env=dict(env), preload=preload, streams=kinds, standing=standing())
+def launch_of(argv: Sequence[str], env: Mapping[str, str], preload: str, *, may_be_held: bool = True) -> Launch:
+    """What a warm process is begun for here and now.
+
+    Raises OSError where the kernel does not tell what there is to know of one that may be held.
+    """
+    kinds = tuple(map(kind_of_stream, (0, 1, 2))) if may_be_held else ()
+    stands = standing() if may_be_held else {}
+    return Launch(argv=tuple(argv), env=dict(env), preload=preload, streams=kinds, standing=stands)
 
 
 def sets_of(argv: Sequence[str]) -> tuple[str, ...]:
@@ -144,7 +148,8 @@ class WarmProcess:
         full[warm.PRELOAD] = self._preload
         self._env = dict(env)
         self._sets = sets_of(argv)
-        ours.send(WarmUp(launch=launch_of(argv, env, self._preload), sets=self._sets, may_be_held=self.may_be_held))
+        launch = launch_of(argv, env, self._preload, may_be_held=self.may_be_held)
+        ours.send(WarmUp(launch=launch, sets=self._sets, may_be_held=self.may_be_held))
         fds = {**{stream: stream for stream in streams}, lowest: theirs.fileno()}
         try:
             self._number = self._processes.request_start(argv, full, cwd, fds)

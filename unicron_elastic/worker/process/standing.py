@@ -7,14 +7,17 @@ import ctypes
 import os
 import platform
 import stat
+from collections.abc import Mapping, Sequence
 
-# Lines of /proc/self/status, by what people call them.
-_OF_STATUS = {
-    "umask": ("Umask",),
+# Lines of /proc/PID/status, by what people call them.
+_RIGHTS = {
     "user": ("Uid",),
     "groups": ("Gid", "Groups"),
     "capabilities": ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"),
     "filter of system calls": ("Seccomp", "Seccomp_filters"),
+}
+_OF_STATUS = {
+    "umask": ("Umask",),
     "blocked signals": ("SigBlk",),
     "processors": ("Cpus_allowed",),
     "nodes of memory": ("Mems_allowed",),
@@ -22,14 +25,13 @@ _OF_STATUS = {
     "speculation": ("Speculation_Store_Bypass", "SpeculationIndirectBranch"),
     "huge pages": ("THP_enabled",),
 }
+_PLACES = {"control group": "cgroup", "security label": "attr/current"}
 _OF_FILES = {
     "limits": "limits",
-    "control group": "cgroup",
     "out-of-memory score": "oom_score_adj",
     "core dumps": "coredump_filter",
     "login": "loginuid",
     "session of logins": "sessionid",
-    "security label": "attr/current",
     "personality": "personality",
 }
 _IOPRIO_GET = {"x86_64": 252, "aarch64": 31}  # numbers of the system call, which libc has no function for
@@ -38,18 +40,8 @@ _OF_PROCESS = 1
 
 def standing() -> dict[str, str]:
     """Return it by what people call each part; what this kernel does not tell is not there."""
-    found = {}
-    with open("/proc/self/status") as file:
-        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    for what, names in _OF_STATUS.items():
-        found[what] = " ".join(status.get(name, "") for name in names)
-    for what, path in _OF_FILES.items():
-        with contextlib.suppress(OSError), open(f"/proc/self/{path}", errors="replace") as file:
-            found[what] = file.read()
-    for name in os.listdir("/proc/self/ns"):
-        with contextlib.suppress(OSError):
-            found[f"{name} namespace"] = os.readlink(f"/proc/self/ns/{name}")
-    found["root folder"] = _place("/")
+    own = os.getpid()
+    found = {**walls(own), **_status(own, _OF_STATUS), **_files(own, _OF_FILES)}
     found["current folder"] = f"{os.getcwd()} {_place('.')}"
     found["scheduling"] = f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority} {os.nice(0)}"
     found["I/O priority"] = _io_priority()
@@ -57,9 +49,43 @@ def standing() -> dict[str, str]:
     return found
 
 
+def walls(pid: int) -> dict[str, str]:
+    """Return what keeps a process from others of the same user: its rights, and where it is, such as in a container.
+
+    Raises OSError where that must not be seen.
+    """
+    found = {**_status(pid, _RIGHTS), **_files(pid, _PLACES)}
+    for name in os.listdir(f"/proc/{pid}/ns"):
+        found[f"{name} namespace"] = os.readlink(f"/proc/{pid}/ns/{name}")
+    found["root folder"] = _place(f"/proc/{pid}/root")
+    return found
+
+
+def why_elsewhere(held: Mapping[str, str], here: Mapping[str, str]) -> str | None:
+    """Say, as a clause, what of its standing a launch has otherwise than what is held for it; None if it has not."""
+    for what in sorted(held.keys() | here.keys()):
+        if held.get(what) != here.get(what):
+            return f"this launch has another {what}"
+    return None
+
+
 def kind_of_stream(fd: int) -> str:
     """What an interpreter asks of a standard stream when it starts: whether it is a terminal, a file, or a pipe."""
     return f"{stat.S_IFMT(os.fstat(fd).st_mode):o}{' terminal' if os.isatty(fd) else ''}"
+
+
+def _status(pid: int, wanted: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    with open(f"/proc/{pid}/status") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    return {what: " ".join(status.get(name, "") for name in names) for what, names in wanted.items()}
+
+
+def _files(pid: int, wanted: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for what, path in wanted.items():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/{path}", errors="replace") as file:
+            found[what] = file.read()
+    return found
 
 
 def _place(path: str) -> str:

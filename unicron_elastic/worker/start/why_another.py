@@ -6,6 +6,7 @@ A start from it is then what a restart within one job is.
 from __future__ import annotations
 
 from unicron_elastic.worker.helper_tasks import Launch
+from unicron_elastic.worker.process.standing import why_elsewhere
 
 _SHOWN_MAX = 3  # names of variables
 # A shell sets these for each command, or for itself; nothing that is imported asks for them.
@@ -27,7 +28,4 @@ def why_another(began: Launch, now: Launch, arguments: int) -> str | None:
         return "other modules are to be preloaded"
     if began.streams != now.streams:
         return "a standard stream is of another kind"
-    for what in sorted(began.standing.keys() | now.standing.keys()):
-        if began.standing.get(what) != now.standing.get(what):
-            return f"this launch has another {what}"
-    return None
+    return why_elsewhere(began.standing, now.standing)
