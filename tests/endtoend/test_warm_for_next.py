@@ -184,6 +184,39 @@ def test_another_namespace_starts_plainly(jobs: Jobs) -> None:
     assert " is not used: this launch has another uts namespace." in jobs.run(wrap='exec unshare --uts "$@"')
 
 
+LEARNS = """
+import sys
+FOUND = "mailbox" in sys.modules
+import asyncio, email.mime.text, http.client, mailbox, os, sqlite3, unittest.mock, logging.config, ftplib, tarfile, time
+import xml.dom.minidom, xmlrpc.client
+import torch
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+parameter.sum().backward()
+optimizer.step()
+print("FOUND", FOUND, flush=True)
+while not os.path.exists("learned"):
+    time.sleep(0.02)
+"""
+
+
+def test_what_one_job_has_learned_the_next_one_finds(jobs: Jobs) -> None:
+    jobs.launcher.script("train.py", LEARNS)
+    begin = jobs.launcher.start
+    jobs.launcher.start = lambda *words, **how: begin(*words, fast=False, **how)
+    first = jobs.start()
+    first.until(lambda: "The next start finds" in first.err, "what was learned")
+    jobs.launcher.script("learned", "")
+    assert first.wait() == 0
+    assert first.out.count("FOUND False") == 2
+    for _ in range(2):
+        run = jobs.start("--other")
+        assert run.wait() == 0
+        assert USED in run.err, run.err
+        assert "The next start finds" not in run.err  # it is known
+        assert run.out.count("FOUND True") == 2, run.err
+
+
 def remove_group(group: Path) -> None:
     """Remove a control group; the kernel may be about to let its last process go."""
     end = time.monotonic() + 20.0

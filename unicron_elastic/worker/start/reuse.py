@@ -48,12 +48,12 @@ class Reuse:
         if not show_command(asked.launch.argv):
             return "it was held for other arguments, and this kernel cannot be told of these"
         if early := variables.read_of(asked.sets):
-            return f"the script sets {early} now, which is read when what is preloaded is imported"
+            return f"the script sets {early}, which is read when what is preloaded is imported"
         if (path := self._stamps.changed()) is not None:
             return f"{path} has changed"
         for folder in filter(_is_of_user, sys.path):
-            for path in hidden_modules(folder, self._loaded_before).values():
-                return f"{path} stands in for a module that was preloaded"
+            for name in hidden_modules(folder, self._loaded_before):
+                return f"{os.path.join(folder, name)} stands in for a module that was preloaded"
         return None
 
     def begin_anew(self, asked: TakeUp) -> None:
