@@ -119,3 +119,22 @@ def test_on_regroup_that_raises_in_all_has_all_begin_again(launcher: Any) -> Non
     assert run.wait() == 0, run.err
     assert [final(launcher.folder, rank)[0] for rank in range(3)] == [12, 12, 12]
     assert "make_groups(), which is this script's on_regroup, raised RuntimeError" in run.err
+
+
+OF_TIER_1 = """
+import torch, unicron_elastic
+model = torch.nn.Embedding(4, 2, sparse=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # whose buffer is sparse then
+run = unicron_elastic.Run(model=model, optimizer=optimizer)
+for step in range(run.restore(), 3):
+    model(torch.tensor([step])).sum().backward()
+    optimizer.step()
+    run.snapshot(step + 1, every=1)
+"""
+
+
+def test_a_snapshot_of_what_cannot_be_kept_is_refused_by_name(launcher: Any) -> None:
+    run = launcher.start("--standalone", "--max-restarts=3", launcher.script("sparse.py", OF_TIER_1), fast=False)
+    assert run.wait() == 1
+    assert "state.optimizer.state[0].momentum_buffer is a Tensor (sparse_coo" in run.err
+    assert "which cannot be sent; supported are" in run.err

@@ -164,7 +164,8 @@ class SnapshotManager:
         def learn(leaf: Any) -> None:
             if isinstance(leaf, Tensor):
                 local = leaf.to_local() if hasattr(leaf, "to_local") else leaf
-                found.add(local.untyped_storage().data_ptr())
+                if _has_storage(local):
+                    found.add(local.untyped_storage().data_ptr())
 
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
@@ -401,9 +402,14 @@ def _states(steps: Sequence[int]) -> str:
     return f"the states of steps {', '.join(others)} and {last}" if others else f"the state of step {last}"
 
 
+def _has_storage(tensor: Tensor) -> bool:
+    """Tell whether it lies in memory as one piece; a sparse one does not, and is refused by name where it is kept."""
+    return tensor.layout is torch.strided
+
+
 def _kept(leaf: Any, unchanging: set[int]) -> Any:
     """A tensor that may change while it is copied, such as batch norm's statistics in a forward pass, is copied now."""
-    if not isinstance(leaf, Tensor) or leaf.untyped_storage().data_ptr() in unchanging:
+    if not isinstance(leaf, Tensor) or not _has_storage(leaf) or leaf.untyped_storage().data_ptr() in unchanging:
         return leaf
     return leaf.detach().clone()
 
