@@ -1,4 +1,4 @@
-"""What is kept between two steps is the state with which the next one is yielded, or the script ends."""
+"""What is kept between two steps is the state with which the next one is yielded; saved, also that of the end."""
 
 from __future__ import annotations
 
@@ -70,6 +70,19 @@ def test_a_process_that_is_forked_between_steps_keeps_nothing_at_its_own_end(tmp
     assert list(tmp_path.iterdir()) == []
     requests.carry_out()
     assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+
+
+def test_what_is_of_the_next_step_is_not_done_if_none_comes() -> None:
+    done: list[str] = []
+    requests = Requests(lambda: None)
+    requests.ask_of_next(lambda: done.append("snapshot"))
+    requests.ask("save", lambda: done.append("save"))
+    requests.carry_out()
+    requests.end()
+    assert done == ["save"]
+    requests.begin_step()
+    requests.begin_step()
+    assert done == ["save", "snapshot"]
 
 
 class Odd:

@@ -164,7 +164,7 @@ class Run:
             self._snapshots.begin()
         while engine.state < total:
             step = Step(engine)
-            self._requests.carry_out()
+            self._requests.begin_step()
             engine.note_yield()
             yield step
             if not step.is_over:
@@ -193,13 +193,14 @@ class Run:
     def snapshot(self, step: int, every: int = 1) -> bool:
         """Begins to copy the state after ``step`` optimizer steps to memory that survives this process.
 
-        That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), and when the job is to
-        wait for nodes, while the next step computes: the next ``optimizer.step()`` waits for it. Between this call and
-        that one, only the optimizers may change what they optimise. False if nothing was begun: without unicron-run
-        nobody keeps it, and a newcomer that passes by the steps of earlier ``steps()`` has nothing to keep. All ranks
-        call it. From the first ``steps()`` on it is a request: what is kept is the state with which ``steps()`` yields
-        the next step, or the script ends. Raises ValueError for negative numbers and there for another step than the
-        script is in, and TypeError for a state that cannot be kept; of a request that is told, and ends nothing.
+        That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), and when the job is to wait
+        for nodes, while the next step computes: the next ``optimizer.step()`` waits for it. Between this call and that
+        one, only the optimizers may change what they optimise. False if nothing was begun: without unicron-run nobody
+        keeps it, and a newcomer that passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it.
+        From the first ``steps()`` on it is a request: what is kept is the state with which ``steps()`` yields the next
+        step; behind the last one nothing is, as a script would do again what it does there. Raises ValueError for
+        negative numbers and there for another step than the script is in, and TypeError for a state that cannot be
+        kept; of a request that is told, and ends nothing.
         """
         step, every = whole_number("step", step), whole_number("every", every)
         if step < 0 or every < 0:
@@ -212,7 +213,7 @@ class Run:
             return False
         if self._engine.is_member:
             self._check_step(step)
-            self._requests.ask("snapshot", lambda: self._snapshots.snapshot(self._engine.steps_made))
+            self._requests.ask_of_next(lambda: self._snapshots.snapshot(self._engine.steps_made))
             return self._snapshots.is_on
         self._engine.state = step  # this script counts them
         return self._snapshots.snapshot(step)
@@ -221,9 +222,10 @@ class Run:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
 
         All ranks call it. A newcomer that passes by the steps of earlier ``steps()`` writes nothing. What goes wrong
-        there is said once, and ends nothing. From the first ``steps()`` on it is a request, as ``snapshot`` is, and
-        ``wait_saved`` carries it out. Raises ValueError for a ``keep`` below 1 and there for another step than the
-        script is in, and TypeError for a state that cannot be written; of a request that is told, and ends nothing.
+        there is said once, and ends nothing. From the first ``steps()`` on it is a request, as ``snapshot`` is, which
+        ``wait_saved`` and the end of the script carry out, too. Raises ValueError for a ``keep`` below 1 and there for
+        another step than the script is in, and TypeError for a state that cannot be written; of a request that is told,
+        and ends nothing.
         """
         step, keep = whole_number("step", step), whole_number("keep", keep)
         if keep < 1:

@@ -1,7 +1,8 @@
-"""What a script asks to keep between two steps: done when it gets the next step, or ends.
+"""What a script asks to keep between two steps: done when it gets the next step; a save also when it ends.
 
 Until then it may still change what is registered, as the learning rate at the end of an epoch. From there a script goes
-on that restores the state: what it does before the step's first micro-batch it does again, and that is not in it.
+on that restores the state: what it does before the step's first micro-batch it does again, and that is not in it. So no
+snapshot is made behind the last step: a job that went on from there would do a second time what its script does there.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Requests:
         self._wait = wait
         self._process = os.getpid()
         self._asked: dict[Hashable, Callable[[], object]] = {}
+        self._of_next: Callable[[], object] | None = None  # what is done only if a next step comes
         self._told = ""  # why a state cannot be kept
 
     def ask(self, what: Hashable, keep: Callable[[], object]) -> None:
@@ -61,8 +63,22 @@ class Requests:
         if not _AT_END.add(self):
             self.end()
 
+    def ask_of_next(self, keep: Callable[[], object]) -> None:
+        """Note that ``keep`` is to be called when the next step comes, if one does."""
+        self._of_next = keep
+
+    def begin_step(self) -> None:
+        """Do all that was asked for: the next step is about to be yielded. Raises what ``carry_out`` raises."""
+        if self._of_next is not None:
+            self._asked["of next"] = self._of_next
+            self._of_next = None
+        self.carry_out()
+
     def carry_out(self) -> None:
-        """Does what was asked for. Raises what that raises, but of a state that cannot be kept it is told once."""
+        """Does what was asked for, but for what is of the next step.
+
+        Raises what that raises, but of a state that cannot be kept it is told once.
+        """
         asked, self._asked = self._asked, {}
         _AT_END.drop(self)
         for keep in asked.values():
