@@ -28,7 +28,8 @@ def seen_of(launcher: Any) -> list[Any]:
     run.until_line("seen")
     agent = Path(f"/proc/{run.process.pid}")
     assert run.process.pid in run.carriers()
-    status = [line for line in (agent / "status").read_text().splitlines() if line.startswith(("Name", "SigI", "SigB"))]
+    run.until(lambda: "SigBlk:\t0000000000000000" in (agent / "status").read_text(), "no signal to be held")
+    status = [line for line in (agent / "status").read_text().splitlines() if line.startswith(("Name", "SigI"))]
     streams = [(agent / "fd" / str(number)).readlink().name.partition("-")[0] for number in range(3)]
     seen = [status, streams, (agent / "cwd").readlink(), os.getpgid(run.process.pid), os.getsid(run.process.pid)]
     (launcher.folder / "stop").touch()

@@ -98,6 +98,15 @@ def other() -> Iterator[Agent]:
     found.close()
 
 
+def test_a_worker_that_asks_before_the_agents_have_met_knows_whether_they_can_agree(agent: Agent) -> None:
+    agent.worlds.begin(2, NO_CONTEXT, None, 0, is_fixed=True)
+    assert not agent.worlds.may_enter(0)
+    agent.worlds.join(None, (A0, A1))
+    assert not agent.worlds.may_enter(0)
+    agent.worlds.begin(3, NO_CONTEXT, None, 0)
+    assert agent.worlds.may_enter(0)
+
+
 def test_an_agent_that_was_lost_before_it_said_anything_is_not_waited_for(agent: Agent, store: TCPStore) -> None:
     agent.meet(store, 2, A0, A1)
     agent.lose(A1)

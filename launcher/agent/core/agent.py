@@ -233,7 +233,8 @@ class Agent(TorchAgent):
         self._pcontext = context
         store = self._store if self._nodes.has_store_of_each_round else None
         others = store if worker_group.group_world_size > 1 else None
-        self._worlds.begin(self._state.generation + 1, context, others, worker_group.group_rank)
+        generation, is_fixed = self._state.generation + 1, not self._can_agree()
+        self._worlds.begin(generation, context, others, worker_group.group_rank, is_fixed=is_fixed)
         messages.on_served = self._worlds.served
         messages.on_snapshot, messages.on_saving = self._snapshots.made, self._snapshots.saving
         messages.on_snapshots_wanted = self._snapshots.wanted
@@ -376,11 +377,15 @@ class Agent(TorchAgent):
         self._nodes.leave()
         raise RendezvousGracefulExitError(str(closed)) from closed
 
+    def _can_agree(self) -> bool:
+        """Tell whether the agents of this round can agree on worlds."""
+        is_alone = self._worker_group.group_world_size == 1
+        return (is_alone or self._nodes.has_store_of_each_round) and not lacks(Feature.IN_PLACE)
+
     def _join_worlds(self, node: str) -> None:
         group = self._worker_group
         this_round = None
-        can_agree = group.group_world_size == 1 or self._nodes.has_store_of_each_round
-        if can_agree and not lacks(Feature.IN_PLACE):
+        if self._can_agree():
             this_round = AgentMeeting(
                 rank=group.group_rank,
                 size=group.group_world_size,

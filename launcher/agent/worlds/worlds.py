@@ -81,14 +81,18 @@ class Worlds:
         """Whether the worlds go on when the round's store is lost."""
         return self._world is not None and self._round is not None and self._round.log is not None
 
-    def begin(self, generation: int, context: WorkersContext, store: Store | None, rank: int) -> None:
+    def begin(
+        self, generation: int, context: WorkersContext, store: Store | None, rank: int, *, is_fixed: bool = False
+    ) -> None:
         """Forgets the worlds of the generation before. Numbers begin anew, and so do the stores where members meet.
+
+        ``is_fixed``: agents cannot agree on any, which a worker may ask before they have met.
 
         Tells the other agents of ``store``, their round's, that this one has no world: they need not wait until its
         workers have started, which may take long. None: there are no others.
         """
         self.stop()
-        self._generation, self._context = generation, context
+        self._generation, self._context, self._is_fixed = generation, context, is_fixed
         self._world = self._round = None
         self._stores = {}
         self._sources, self._asked = {}, {}
