@@ -104,6 +104,11 @@ def test_the_next_launch_uses_what_is_held_and_so_does_the_one_after(jobs: Jobs)
         assert jobs.held() == held
 
 
+def test_it_may_be_held_for_longer_than_the_kernel_can_wait(jobs: Jobs) -> None:
+    jobs.run(UNICRON_WARM_FOR_NEXT="1e12")
+    assert USED in jobs.run(UNICRON_WARM_FOR_NEXT="1e12")
+
+
 def test_a_script_that_was_edited_and_fails_or_not_uses_it(jobs: Jobs) -> None:
     jobs.run()
     jobs.launcher.script("train.py", "import sys\nprint('edited', flush=True)\nsys.exit(7)\n")

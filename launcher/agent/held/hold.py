@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 
 from unicron_elastic.launcher.agent.held.meeting_place import MeetingPlace, peer
@@ -34,7 +35,7 @@ def hold(task: Hold, agent: Channel) -> Channel | None:
         agent.close()
         end = time.monotonic() + task.for_s
         while (left := end - time.monotonic()) > 0:
-            ready = select.select([listener.fileno(), pidfd], [], [], left)[0]
+            ready = select.select([listener.fileno(), pidfd], [], [], min(left, threading.TIMEOUT_MAX))[0]
             if pidfd in ready:
                 return None
             if ready and (sock := place.accept()) is not None:
