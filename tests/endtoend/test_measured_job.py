@@ -101,7 +101,7 @@ def test_what_a_planned_job_measures_is_in_the_store(
     assert one.flops_per_step == 1e9
     assert job.now is not None
     assert job.now.nodes == 1
-    assert 0.1 < job.shrink_s[-1] < 60.0  # another process has imported torch meanwhile
+    assert STEP_S <= job.shrink_s[-1] < 60.0, "a worker has begun and stepped once meanwhile"
     (launcher.folder / "stop").touch()
     assert left.wait() == 0
 
