@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unicron_elastic.training.run import Run
@@ -159,3 +160,35 @@ def test_what_is_saved_has_none_and_says_so(tmp_path: Path, capsys: pytest.Captu
     again = Script()
     assert again.run.restore(tmp_path) == EACH + 1
     assert all(each.grad is None for each in again.model.parameters())
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("policy", [{}, {"reduce_dtype": torch.float32, "param_dtype": torch.bfloat16}])
+def test_while_fsdp2_has_some_that_are_not_reduced_nothing_is_kept_and_that_is_told_once(
+    policy: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    sharded: Any = fully_shard(model, mp_policy=MixedPrecisionPolicy(**policy))
+    optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
+    run = Run(model=sharded, optimizer=optimizer)
+    kept: list[int] = []
+    monkeypatch.setattr(run._snapshots, "snapshot", lambda step: kept.append(step) is None)
+
+    for number in range(3 * EACH):
+        is_last = number % EACH == EACH - 1
+        sharded.set_requires_gradient_sync(is_last)
+        sharded(torch.ones(5, 4)).sum().backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+        assert run.snapshot(number + 1) == is_last, number
+    assert kept == [EACH, 2 * EACH, 3 * EACH]
+    assert capsys.readouterr().err.count("no snapshot is made while FSDP2 has gradients that are not reduced") == 1
+    run.save(tmp_path, 3 * EACH)
+    run.wait_saved()
+    assert capsys.readouterr().err == ""
+    sharded.set_requires_gradient_sync(False)
+    sharded(torch.ones(5, 4)).sum().backward()
+    run.save(tmp_path, 3 * EACH)
+    run.wait_saved()
+    assert "run.save() was called between two optimizer steps" in capsys.readouterr().err

@@ -14,6 +14,7 @@ __all__ = [
     "changes_of",
     "copy_each",
     "expanded_axes",
+    "has_unreduced",
     "is_plain",
     "unscaled_by",
     "walked",
@@ -69,6 +70,32 @@ def changes_of(tensor: Tensor) -> int:
 def is_plain(tensor: Tensor) -> bool:
     """Return whether it is numbers in memory of its own: neither sparse, quantized, nested, nor without memory."""
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_nested or tensor.is_meta)
+
+
+def has_unreduced(model: nn.Module) -> bool:
+    """Return whether FSDP2 holds gradients of the model that it has not reduced yet: no parameter's ``.grad`` has them.
+
+    ``set_requires_gradient_sync(False)`` has them stay whole, and ``set_requires_all_reduce(False)`` unlike over the
+    replicas, until a later backward pass.
+    """
+    for module in model.modules():
+        if (state_of := getattr(module, "_get_fsdp_state", None)) is None:
+            continue
+        state = state_of()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        if any(group is not None and _holds_unreduced(group) for group in groups):
+            return True
+    return False
+
+
+def _holds_unreduced(group: Any) -> bool:
+    if getattr(group, "_partial_reduce_output", None) is not None:
+        return True
+    return any(
+        getattr(each, "unsharded_accumulated_grad", None) is not None
+        or getattr(getattr(each, "_unsharded_param", None), "grad", None) is not None
+        for each in getattr(group, "fsdp_params", ())
+    )
 
 
 def unscaled_by(scaler: Any) -> set[int]:

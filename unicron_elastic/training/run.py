@@ -17,7 +17,7 @@ from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
-from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients
+from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients, tell_of_save
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.requests import Requests
@@ -196,7 +196,8 @@ class Run:
         That is done at steps that ``every`` or ``peer_snapshot_every`` divide (0: at none), and when the job is to wait
         for nodes, while the next step computes: the next ``optimizer.step()`` waits for it. Between this call and that
         one, only the optimizers may change what they optimise. False if nothing was begun: without unicron-run nobody
-        keeps it, and a newcomer that passes by the steps of earlier ``steps()`` has nothing to keep. All ranks call it.
+        keeps it, a newcomer that passes by the steps of earlier ``steps()`` has nothing to keep, and gradients that
+        FSDP2 has not reduced yet cannot be kept, which is told once. All ranks call it.
         From the first ``steps()`` on it is a request: what is kept is the state with which ``steps()`` yields the next
         step; behind the last one nothing is, as a script would do again what it does there. Raises ValueError for
         negative numbers and there for another step than the script is in, and TypeError for a state that cannot be
@@ -216,7 +217,7 @@ class Run:
             self._requests.ask_of_next(lambda: self._snapshots.snapshot(self._engine.steps_made))
             return self._snapshots.is_on
         self._engine.state = step  # this script counts them
-        return self._snapshots.snapshot(step)
+        return self._gradients.can_be_kept() and self._snapshots.snapshot(step)
 
     def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
@@ -237,6 +238,8 @@ class Run:
             self._requests.ask(("save", os.fspath(folder)), lambda: self._snapshots.save(folder, keep))
             return
         self._engine.state = step  # this script counts them
+        if self._gradients.are_elsewhere:
+            tell_of_save()
         self._snapshots.save(folder, keep)
 
     def _check_step(self, step: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unicron_elastic.compat.tensors import changes_of, is_plain
+from unicron_elastic.compat.tensors import changes_of, has_unreduced, is_plain
 from unicron_elastic.compat.watching.optimizers import watch_after_steps
 from unicron_elastic.state.snapshot.gather import own_rank
 
@@ -53,6 +53,7 @@ class AccumulatedGradients:
         self._used: WeakKeyDictionary[Optimizer, list[_Seen]] = WeakKeyDictionary()
         self._taken: list[_Seen] = []  # all, as they were when a state was taken over
         self._is_told = False
+        self._are_told_elsewhere = False
         self.is_off = False  # nobody asks for them any more
         watch_after_steps(self)
 
@@ -101,6 +102,24 @@ class AccumulatedGradients:
         """Return whether the script has computed some since it took over a state, before its first step."""
         return not all(each.is_still() for each in self._taken)
 
+    @property
+    def are_elsewhere(self) -> bool:
+        """Return whether some are where no state has them, as FSDP2 keeps those that it has not reduced."""
+        return any(has_unreduced(each) for each in self._registered if isinstance(each, nn.Module))
+
+    def can_be_kept(self) -> bool:
+        """Return whether a snapshot would have them all; tells once where it would not."""
+        if not self.are_elsewhere:
+            return True
+        if not self._are_told_elsewhere:
+            self._are_told_elsewhere = True
+            _tell(
+                "no snapshot is made while FSDP2 has gradients that are not reduced, as in set_requires_gradient_sync("
+                "False): who went on from there would lack them. One is made where snapshot() is called behind the "
+                "optimizer's step"
+            )
+        return False
+
     def _parameters(self) -> list[Tensor]:
         """Return all parameters, each once, in the same order in each process of the same script."""
         found: dict[int, Tensor] = {}
@@ -113,10 +132,15 @@ class AccumulatedGradients:
 def without_gradients(state: dict[str, Any]) -> None:
     """Take them out of a run's ``state``, which is for storage, and say so if there are any."""
     if state.pop("gradients", None):
-        _tell(
-            "run.save() was called between two optimizer steps, and what it writes has none of the gradients that are "
-            "accumulated: who goes on from there lacks them. Call it behind a step"
-        )
+        tell_of_save()
+
+
+def tell_of_save() -> None:
+    """Say that what is saved lacks the gradients that are accumulated."""
+    _tell(
+        "run.save() was called between two optimizer steps, and what it writes has none of the gradients that are "
+        "accumulated: who goes on from there lacks them. Call it behind a step"
+    )
 
 
 def _of(optimizer: Optimizer) -> list[Tensor]:
