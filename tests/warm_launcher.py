@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -37,6 +38,7 @@ STARTS_WITHIN_S = 100.0
 ANSWERS_WITHIN_S = 100.0
 LARGEST_REQUEST = 1 << 18
 MOST_FILES = 8
+_PORTS: dict[str, str] = {}
 OUT_OF_THE_WAY = 100
 OF_A_HOST = 0x40000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS
 # What Python, torch and the linker read while they start: these are as they were when the forking process started.
@@ -50,7 +52,28 @@ READ_EACH_TIME = ("TORCHDYNAMO_DISABLE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
 def environment(mark: str, folder: Path) -> dict[str, str]:
     """Return that of what a test starts: nothing of a job around the tests, its mark, and a folder to say things in."""
     names = [name for name in os.environ if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))]
-    return {name: os.environ[name] for name in names} | {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
+    own = {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
+    if (port := _port_of(str(folder))) is not None:
+        own["PET_MASTER_PORT"] = port
+    return {name: os.environ[name] for name in names} | own
+
+
+@functools.cache
+def _has_fixed_port() -> bool:
+    """Return whether torch gives each job the same port, as before its version 2.12."""
+    from unicron_elastic.launcher.config.arguments import get_args_parser
+
+    return get_args_parser().get_default("master_port") is not None
+
+
+def _port_of(folder: str) -> str | None:
+    """Return the port of all jobs in this folder; None where each job finds one itself."""
+    if not _has_fixed_port():
+        return None
+    if folder not in _PORTS:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            _PORTS[folder] = str(server.getsockname()[1])
+    return _PORTS[folder]
 
 
 def environment_of_no_job(folder: Path) -> dict[str, str]:

@@ -62,6 +62,8 @@ RDZV_CONF = (
 
 # Options that not every torch has, from which one on: the page is the same with each.
 NEWER_TORCH = {"shutdown_timeout": "2.12", "log_line_prefix_template": "2.14"}
+# Defaults that not every torch has: the page is the same with each.
+DEFAULTS = {"master_port": "a free one; before torch 2.12 `29500`"}
 
 # Settings without an option, in the section of a file that all commands share.
 WITHOUT_OPTION = ("etcd_password", "quarantine", "node_name", "in_place", "spec_env")
@@ -199,7 +201,8 @@ def _torchrun_options() -> Iterator[tuple[str, ...]]:
         setting = use.setting
         if setting.section == config_table.RUN and setting.key in of_torch - set(NEWER_TORCH):
             default = f"`{_plain(setting.default)}`" if setting.default else ""
-            yield f"`{use.flags[0]}`", f"`{setting.variables[0]}`", f"`{setting.name}`", default
+            row = (f"`{use.flags[0]}`", f"`{setting.variables[0]}`", f"`{setting.name}`")
+            yield *row, DEFAULTS.get(setting.key, default)
     for key, version in NEWER_TORCH.items():
         yield f"`--{key.replace('_', '-')}` (torch {version} or newer)", f"`PET_{key.upper()}`", f"`run.{key}`", ""
 

@@ -43,7 +43,7 @@ class Jobs:
         own = {"XDG_RUNTIME_DIR": str(self.runtime_dir), "UNICRON_WARM_FOR_NEXT": "60", "TEST_RUN": self.mark}
         own |= {"TMPDIR": str(self.launcher.folder), **env}
         how = {} if wrap is None else {"wrap": wrap}
-        run = self.launcher.start("--nproc-per-node=2", script, *arguments, env=own, **how)
+        run = self.launcher.start("--standalone", "--nproc-per-node=2", script, *arguments, env=own, **how)
         run.mark = self.mark
         return run
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from torch.distributed import HashStore
+from torch.distributed.fsdp import FSDPModule
 
 from unicron_elastic.engine.group import GlooInside, StableGroup
 from unicron_elastic.engine.group.connect_inside import connect_inside
@@ -66,6 +67,8 @@ def test_a_break_of_one_group_leaves_the_other_whole(ranks: Ranks) -> None:
 def test_a_newer_world_ends_a_wait_within_a_model_that_trains_on_in_it(
     ranks: Ranks, collective: Ranks, kind: str
 ) -> None:
+    if kind == "fsdp2" and not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip("this torch has nothing with which FSDP2 forgets a broken pass")
     found = worlds(ranks, "superseded", 2, kind)
     assert "abandoned" in found[0]["error"] or "Connection closed" in found[0]["error"]
     undisturbed = collective("gloo", "train", 2, kind)
