@@ -37,27 +37,35 @@ def environ() -> dict[str, str]:
 def imported(environ: dict[str, str]) -> Iterator[ImportedModules]:
     made = ImportedModules(environ)
     yield made
-    made.end()
+    made.note_group()
 
 
-def test_it_has_what_is_installed_in_order_up_to_the_end(path: Path, imported: ImportedModules) -> None:
+def test_it_has_what_is_installed_in_order_and_what_came_after_the_first_group(
+    path: Path, imported: ImportedModules, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import im_one
     import im_own
     import im_two
 
-    imported.end()
+    imported.note_group()
     import im_three  # noqa: F401
 
-    assert imported.installed() == {name: str(path / f"{name}.py") for name in ("im_two", "im_one")}
+    monkeypatch.setitem(sys.modules, "torch.im_late", types.ModuleType("torch.im_late"))
+
+    assert imported.installed() == {name: str(path / f"{name}.py") for name in ("im_two", "im_one", "im_three")}
+    assert imported.after_group == "im_three"
     assert (im_two.__name__, im_one.__name__, im_own.__name__) == ("im_two", "im_one", "im_own")
 
 
 def test_it_has_the_variables_that_have_changed_by_then(imported: ImportedModules, environ: dict[str, str]) -> None:
     environ["IM_SET"] = "1"
     del environ["IM_HERE"]
-    imported.end()
+    imported.note_group()
+    assert imported.changed_since == ()
     environ["IM_LATER"] = "1"
+    environ["IM_SET"] = "2"
     assert imported.changed_variables == {"IM_SET": "1", "IM_HERE": None}
+    assert imported.changed_since == ("IM_LATER", "IM_SET")
 
 
 @pytest.mark.usefixtures("path")
@@ -78,7 +86,7 @@ def test_to_draw_random_numbers_is_not_to_seed_them(imported: ImportedModules) -
 
 def test_a_seed_after_all_imports_is_before_none(imported: ImportedModules) -> None:
     random.seed(2)
-    imported.end()
+    imported.note_group()
     assert imported.seeded_before == ""
 
 

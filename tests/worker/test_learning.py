@@ -110,7 +110,7 @@ BAD = {
     "raises": ("import os\nif os.getppid() != KEEPER: raise ValueError('here')\n", "with NameError: name 'KEEPER'"),
     "exits": ("import os\nif 'KEEP' not in os.environ: os._exit(0)\n", "bad: its import ends the process"),
     "shared memory": ("import mmap\nM = mmap.mmap(-1, 100)\n", "bad: it makes memory that forks share"),
-    "random": ("import random\nVALUE = random.random()\n", "bad: it draws random numbers, and the script had seeded"),
+    "random": ("import random\nVALUE = random.random()\n", "bad: it draws random numbers, and the script may have"),
     "another": ("import sys\nimport other\n", "other: it comes from "),
 }  # fmt: skip
 
@@ -131,6 +131,34 @@ def test_a_module_that_a_fork_could_tell_is_left_to_the_workers(learner: Learner
         "import sys\nprint(*sorted({'good', 'bad', 'last'} & set(sys.modules)))\nKEEPER = 1\nimport good, last\n"
     )
     assert learner.fork(warm, rank=3).output() == ("good last\n", "")
+
+
+LATE = {
+    "group": ("import torch.distributed\nVALUE = torch.distributed.is_initialized()\n", "bad: it asks for the process"),
+    "torch's": (
+        "import torch.distributed.optim\n",
+        "it is torch's own, and the workers had a process group by then",
+    ),
+    "sets": ("import os\nos.environ['NEW'] = '1'\n", "bad: it changes NEW in the environment"),
+    "set since": ("import os\nVALUE = os.environ.get('SET')\n", "bad: it reads SET"),
+    "random": ("import random\nVALUE = random.random()\n", "bad: it draws random numbers"),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_of_what_came_after_the_first_group_nothing_is_learned_that_could_tell(learner: Learner, name: str) -> None:
+    body, why = LATE[name]
+    learner.write("bad", body + "VALUE = globals().get('VALUE', 'bad')\n")
+    warm = learner.begin("torch.distributed" if "torch" in body else "colorsys")
+    said = learner.learn(warm, "good", "bad", "last", changed={"NEW": "1"}, changed_since=("SET",), after_group="bad")
+    assert why in said
+    learner.warmer.script.write_text("import sys\nprint(*sorted({'good', 'bad', 'last'} & set(sys.modules)))\n")
+    assert learner.fork(warm).output() == ("good last\n", "")
+
+
+def test_a_script_that_sets_torchs_default_type_is_left_as_it_is(learner: Learner) -> None:
+    said = learner.learn(learner.begin(), "good", has_other_type=True)
+    assert said.endswith("no more modules imported than this one: the script sets torch's default type.")
 
 
 def test_what_is_drawn_while_nothing_was_seeded_does_not_matter(learner: Learner) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,12 +17,14 @@ __all__ = [
     "default_group",
     "first_registering",
     "forbids_cuda",
+    "has_other_default_type",
     "has_other_than_gloo",
     "is_initialising",
     "recorded",
     "recorded_status",
     "recorders",
     "sequence_number",
+    "watch_default_group",
 ]
 
 C10D = "torch.distributed.distributed_c10d"
@@ -51,6 +54,33 @@ def default_group() -> Any:
     """Return the group of the whole job; None without one. Raises AttributeError where it is kept elsewhere."""
     module: Any = sys.modules.get(C10D)
     return None if module is None else module._world.default_pg
+
+
+@contextlib.contextmanager
+def watch_default_group() -> Iterator[list[str]]:
+    """Give a list that is empty as long as nobody has asked for the group of the whole job, its rank or its size."""
+    asked: list[str] = []
+    kind: Any = type(sys.modules[C10D]._world) if C10D in sys.modules else None
+    known = None if kind is None else vars(kind).get("default_pg")
+    if not isinstance(known, property):
+        yield asked
+        return
+
+    def noted(world: Any) -> Any:
+        asked.append("default_pg")
+        return known.fget(world)  # type: ignore[misc]
+
+    kind.default_pg = property(noted, known.fset)
+    try:
+        yield asked
+    finally:
+        kind.default_pg = known
+
+
+def has_other_default_type() -> bool:
+    """Return whether tensors are made of another type than float32 where nobody says which."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch.get_default_dtype() != torch.float32
 
 
 def first_registering(c10d: ModuleType) -> str | None:

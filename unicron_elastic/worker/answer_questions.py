@@ -17,6 +17,7 @@ from dataclasses import replace
 from unicron_elastic.compat.loaded import (
     C10D,
     all_groups,
+    has_other_default_type,
     sequence_number,
 )
 from unicron_elastic.worker.arrivals import arrivals
@@ -98,7 +99,12 @@ def _do(control: Control, instruction: Instruction) -> None:
 
 def _imported(imported: ImportedModules) -> Imported:
     return Imported(
-        modules=imported.installed(), changed=imported.changed_variables, seeded_before=imported.seeded_before
+        modules=imported.installed(),
+        changed=imported.changed_variables,
+        seeded_before=imported.seeded_before,
+        after_group=imported.after_group,
+        changed_since=imported.changed_since,
+        has_other_type=has_other_default_type(),
     )
 
 

@@ -133,7 +133,7 @@ class Learn(HelperTask):
     """`Learn` has the warm process import what a worker has imported, {name: file}, for those that it will fork.
 
     ``env`` is that worker's, ``varying`` are the variables that are not for all workers, or not for ever, what they are
-    in the warm process. ``changed`` and ``seeded_before`` are as in `Imported`.
+    in the warm process. The others are as in `Imported`.
     """
 
     modules: dict[str, str]
@@ -141,6 +141,8 @@ class Learn(HelperTask):
     varying: tuple[str, ...]
     changed: dict[str, str | None]
     seeded_before: str | None
+    after_group: str | None
+    changed_since: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

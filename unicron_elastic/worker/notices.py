@@ -200,15 +200,20 @@ class LatestCollectives(Notice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported(Notice):
-    """`Imported` says what a worker has imported since its start, up to its first process group: {name: file}.
+    """`Imported` says what a worker has imported since its start: {name: file}.
 
-    ``changed``: the variables that had changed by then, and their values. ``seeded_before``: the first module whose
-    import began after the script had seeded Python's random numbers, "" for none; None: it had not.
+    ``changed``: the variables that had changed by its first process group, and their values. ``seeded_before``: the
+    first module whose import began after the script had seeded Python's random numbers, "" for none; None: it had not.
+    ``after_group``: the first module whose import began when there was a process group; None: there is none. The
+    variables ``changed_since`` have changed after that. ``has_other_type``: torch's default type is not float32.
     """
 
     modules: dict[str, str]
     changed: dict[str, str | None]
     seeded_before: str | None = None
+    after_group: str | None = None
+    changed_since: tuple[str, ...] = ()
+    has_other_type: bool = False
 
 
 NOTICES: tuple[type[Notice], ...] = (

@@ -219,9 +219,11 @@ class WarmProcess:
         """
         if self._channel is None or not self.may_learn or len(imported.modules) < self.learned_at_least:
             return
-        if by_c := next(filter(_READ_BY_C.fullmatch, (*imported.changed, *self._sets)), None):
+        by_c = next(filter(_READ_BY_C.fullmatch, (*imported.changed, *imported.changed_since, *self._sets)), None)
+        if set_by_script := by_c or ("torch's default type" if imported.has_other_type else None):
             self._has_learned = True
-            self.on_word(f"The next start finds no more modules imported than this one: the script sets {by_c}.")
+            said = f"The next start finds no more modules imported than this one: the script sets {set_by_script}."
+            self.on_word(said)
             return
         own = {name for name in of_worker if env.get(name) != self._env.get(name)}
         task = Learn(
@@ -230,6 +232,8 @@ class WarmProcess:
             varying=tuple(sorted({*own, *self._sets, MARK})),
             changed=imported.changed,
             seeded_before=imported.seeded_before,
+            after_group=imported.after_group,
+            changed_since=imported.changed_since,
         )
         with contextlib.suppress(ChannelClosed, TimeoutError, ValueError):  # as many names do not fit
             self._expect(self._patience).send(self._channel, task)

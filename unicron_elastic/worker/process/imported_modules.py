@@ -18,9 +18,10 @@ _LEFT_OUT = ("unicron_elastic", "nvidia_resiliency_ext", "__main__", "__mp_main_
 
 
 class ImportedModules:
-    """`ImportedModules` knows what this process has imported since this was made, up to its first process group.
+    """`ImportedModules` knows what this process has imported since this was made.
 
-    What is imported later may take hold of the group, the rank or the device of that moment.
+    What is imported after the first process group may take hold of the group, the rank or the device of that moment;
+    of torch's own modules that is left out.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -29,11 +30,12 @@ class ImportedModules:
         self._env = dict(environ)
         self._changed: dict[str, str | None] | None = None  # once it is known
         self._last: str | None = None  # the last module before the first process group
+        self.after_group: str | None = None  # the first one after it that ``installed`` has
         self._watch = _SeedWatch()
         sys.meta_path.insert(0, self._watch)
 
-    def end(self) -> None:
-        """Leaves out what is imported from now on."""
+    def note_group(self) -> None:
+        """Note that there is a process group now, if it is the first."""
         if self._changed is None:
             self._watch.look("")
             self._changed = self._changes()
@@ -46,21 +48,29 @@ class ImportedModules:
 
         The file is "" where there is none.
         """
-        self.end()
+        self.note_group()
         found = {}
+        is_late = False
         for name, module in list(sys.modules.items()):
-            if name not in self._before and not name.startswith(_LEFT_OUT):
+            if not (name in self._before or name.startswith(_LEFT_OUT) or (is_late and name.startswith("torch."))):
                 path = file_of(module)
                 if not path or is_installed(path):
                     found[name] = path
-            if name == self._last:
-                break
+                    if is_late and self.after_group is None:
+                        self.after_group = name
+            is_late = is_late or name == self._last
         return found
 
     @property
     def changed_variables(self) -> dict[str, str | None]:
-        """The variables that have other values than at the start, and those; None: taken away."""
+        """The variables that had other values by the first group than at the start, and those; None: taken away."""
         return self._changes() if self._changed is None else self._changed
+
+    @property
+    def changed_since(self) -> tuple[str, ...]:
+        """The variables that have changed since the first group."""
+        now, then = self._changes(), self.changed_variables
+        return tuple(sorted({name for name, _ in now.items() ^ then.items()}))
 
     @property
     def seeded_before(self) -> str | None:

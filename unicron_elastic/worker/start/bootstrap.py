@@ -67,7 +67,7 @@ def attach(control_fd: int | None, pulse_fd: int | None, *, is_warm: bool = Fals
 
     def first_group_made() -> None:
         if imported is not None:
-            imported.end()
+            imported.note_group()
         answer()
 
     if control is not None:

@@ -19,7 +19,7 @@ from importlib.abc import MetaPathFinder
 from types import FrameType, ModuleType
 from typing import Any
 
-from unicron_elastic.compat.loaded import DYNAMO
+from unicron_elastic.compat.loaded import DYNAMO, watch_default_group
 from unicron_elastic.worker.helper_tasks import Learn, NotLearned
 from unicron_elastic.worker.process.imported_modules import file_of
 from unicron_elastic.worker.process.prctl import die_with_parent, outlive_parent, wait_for_parent
@@ -61,6 +61,7 @@ class Learning:
         self._rest = rest
         self._places = {name: place for place, name in enumerate(task.modules)}
         self._seeded = self._places.get(task.seeded_before or "", len(self._places))
+        self._late = self._places.get(task.after_group or "", len(self._places))
         self._pending = [name for name, path in task.modules.items() if path and not name.startswith(DYNAMO)]
         self._failures = 0
         self._to_keep = 0  # so many imports of the attempt that failed were good: the next one makes no more
@@ -157,19 +158,23 @@ class Learning:
         before, state = observed(), random.getstate()
         self._watch.begin()
         try:
-            importlib.import_module(name)
+            with watch_default_group() as asked:
+                importlib.import_module(name)
         except Exception as error:
             raise _Unlearnable(name, _ended_with(error)) from None
         if self._barrier.stopped:
             raise _Unlearnable(self._barrier.stopped, "")
         new = {each: module for each, module in list(sys.modules.items()) if each not in had}
+        last = max((self._places.get(each, 0) for each in new), default=0)
+        if is_late := last >= self._late:
+            self._check_late(name, new, asked)
         self._check_new(new)
-        self._check_environment(name)
+        self._check_environment(name, is_late=is_late)
         before["the environment"] = {**before["the environment"], **self.set_variables}
         if (what := change(before, observed())) is not None:
             raise _Unlearnable(name, f"it changes {what}")
-        if random.getstate() != state and any(self._places.get(each, 0) >= self._seeded for each in new):
-            raise _Unlearnable(name, "it draws random numbers, and the script had seeded them by then")
+        if random.getstate() != state and (is_late or last >= self._seeded):
+            raise _Unlearnable(name, "it draws random numbers, and the script may have seeded them by then")
         self._threads |= {thread: name for thread in os.listdir("/proc/self/task") if thread not in self._threads}
         self.stamps.add(filter(None, map(file_of, new.values())))
 
@@ -180,13 +185,27 @@ class Learning:
             if self._task.modules.get(each) != path and not each.startswith("unicron_elastic"):
                 raise _Unlearnable(each, f"it comes from {path or 'no file'}, and the workers' did not")
 
-    def _check_environment(self, name: str) -> None:
-        """What it sets may stay if the worker came to that value, too; what it reads is the same for all workers."""
+    @staticmethod
+    def _check_late(name: str, new: Mapping[str, ModuleType], asked: list[str]) -> None:
+        """What the workers imported when they had a process group is the same for who has none."""
+        for each in new:
+            if each.startswith("torch."):
+                raise _Unlearnable(each, "it is torch's own, and the workers had a process group by then")
+        if asked:
+            raise _Unlearnable(name, "it asks for the process group, which the workers had by then")
+
+    def _check_environment(self, name: str, *, is_late: bool) -> None:
+        """What it sets may stay if the worker came to that value, too; what it reads is the same for all workers.
+
+        What a late one sets may not: its workers would find that from their start.
+        """
         for variable, writer in sorted(self._watch.changed):
-            if not self._is_settled(variable):
+            if is_late or not self._is_settled(variable):
                 raise _Unlearnable(writer or name, f"it changes {variable} in the environment")
         for variable, reader in sorted(self._watch.read):
             varies = variable in self._task.varying or variable in self._task.changed
+            if is_late and variable in self._task.changed_since:
+                raise _Unlearnable(reader or name, f"it reads {variable}")
             if varies and not self._is_settled(variable) and not is_renewed(reader, variable):
                 raise _Unlearnable(reader or name, f"it reads {variable}")
 
