@@ -136,7 +136,9 @@ def completion_of(root: Any) -> ShellWords:
         before = " ".join(("unicron", *path))
         options = [option for option in command.params if option.param_type_name == "option"]
         names = [name for option in options for name in (*option.opts, *option.secondary_opts) if name.startswith("--")]
-        words[before] = (*getattr(command, "commands", {}), *names, "--help")
+        places = [place for place in command.params if place not in options]
+        named = [word for place in places for word in _choices(place.metavar)]
+        words[before] = (*getattr(command, "commands", {}), *named, *names, "--help")
         for option in options:
             known = _choices(option.metavar)
             choices.update({f"{before} {name}": known for name in option.opts if known})

@@ -34,6 +34,7 @@ def script() -> str:
         (["unicron", "chaos", "k"], ["kill"]),
         (["unicron", "chaos", "kill", "--r"], ["--rank", "--run-id"]),
         (["unicron", "incidents", "--al"], ["--all"]),
+        (["unicron", "completion", ""], ["bash", "zsh"]),
         (["unicron-run", "--unicron-wa"], ["--unicron-warm", "--unicron-warm-for-next"]),
         (["unicron-run", "--unicron-warm", "o"], ["on", "off"]),
         (["unicron-run", "--standalone", "--unicron-warm", "on", "--nno"], ["--nnodes"]),
