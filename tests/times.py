@@ -14,6 +14,7 @@ import pytest
 CPU = "cpu_s"
 TICKS = os.sysconf("SC_CLK_TCK")
 LONGEST = 1 << 16  # of what is read
+SHORT_S = 0.02  # what children do in so short a phase is added to a later one: to look takes milliseconds
 
 
 def _of_children_that_run() -> float:
@@ -38,27 +39,33 @@ def _text(path: str | bytes) -> bytes:
         os.close(file)
 
 
-def _cpu() -> float:
-    with contextlib.suppress(OSError):  # of the listing, while threads come and go
-        return sum(os.times()[:4]) + _of_children_that_run()
-    return sum(os.times()[:4])
+class _Meter:
+    """A `_Meter` knows the processor seconds of this process, and of all that it has started."""
+
+    def __init__(self) -> None:
+        self._ended, self._running = 0.0, 0.0  # of its children
+        self._seen = 0.0
+        self.since_last_call(can_wait=False)
+
+    def since_last_call(self, *, can_wait: bool) -> float:
+        """Return those since the last call, without those of children that run if that ``can_wait``."""
+        own_user, own_system, *of_ended = os.times()[:4]
+        if not can_wait or sum(of_ended) != self._ended:
+            self._ended = sum(of_ended)
+            with contextlib.suppress(OSError):  # of the listing, while threads come and go
+                self._running = _of_children_that_run()
+        before, self._seen = self._seen, own_user + own_system + self._ended + self._running
+        return self._seen - before
 
 
-_seen = _cpu()
-
-
-def _cpu_since_last_call() -> float:
-    """Return the processor seconds since the last call, of this process and of all that it has started."""
-    global _seen
-    before, _seen = _seen, _cpu()
-    return _seen - before
+_METER = _Meter()
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note in the report of each phase of a test how much processor time it took."""
     report = yield
-    setattr(report, CPU, _cpu_since_last_call())
+    setattr(report, CPU, _METER.since_last_call(can_wait=call.duration < SHORT_S))
     return report
 
 
