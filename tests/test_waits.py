@@ -115,11 +115,12 @@ ENDS = {
     "unicron_elastic/worker/control.py": {
         "Control.wait": "the agent's word or its end; in the answering thread, which nobody waits for",
     },
+    "unicron_elastic/worker/start/in_between.py": {
+        "InBetween.wait_readable": "the agent's wish or its end, or the learner's; it has nothing else to do",
+    },
     "unicron_elastic/worker/start/learning.py": {"Learning._attempt": ENDED},
     "unicron_elastic/worker/start/warm.py": {
-        "_next_task": "the agent's wish or its end, or the learner's word or its end; it has nothing else to do",
         "_wait": "it has ended, or was killed at its limit",
-        "_fork_worker": "the process in between, which only forks; the agent gives a silent warm process up",
     },
 }
 
@@ -142,7 +143,8 @@ def is_limited(call: ast.Call) -> bool:
         case "wait_for" | "run_until":
             return count > 1
         case "select":
-            return count > 3 or (count == 1 and ast.unparse(call.func.value) != "select")
+            at_times = count > 3 and ast.unparse(call.args[3]).endswith("else None")
+            return (count > 3 and not at_times) or (count == 1 and ast.unparse(call.func.value) != "select")
         case "waitpid" | "waitid":
             return "WNOHANG" in text
         case "flock" | "lockf":

@@ -12,6 +12,7 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed, close_all
 from unicron_elastic.worker.helper_tasks import Forgotten, ForkWorker, Learned, ProcessStarted
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.process.prctl import be_no_subreaper, become_subreaper
+from unicron_elastic.worker.start.in_between import InBetween
 
 _ANSWERS: tuple[type[ProcessStarted | Forgotten], ...] = (ProcessStarted, Forgotten)
 
@@ -100,11 +101,17 @@ class Learner:
                 pass
 
 
-def serve(channel: Channel, why_forgotten: Callable[[], str | None], fork: Callable[[ForkWorker], bool]) -> ForkWorker:
+def serve(
+    channel: Channel,
+    between: InBetween,
+    why_forgotten: Callable[[], str | None],
+    fork: Callable[[ForkWorker], bool],
+) -> ForkWorker:
     """Forks workers until the warm process is gone, or something has changed; returns in each worker what it is."""
     here = os.getpid()
     try:
         while True:
+            between.wait_readable([channel])
             task = channel.hear([ForkWorker])
             if isinstance(task, Odd):
                 raise ValueError(task.why)

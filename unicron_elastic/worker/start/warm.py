@@ -43,6 +43,7 @@ from unicron_elastic.worker.process.mark import MARK, show_mark
 from unicron_elastic.worker.process.prctl import die_with_parent, set_thread_name, wait_for_parent
 from unicron_elastic.worker.process.show_command import show_command
 from unicron_elastic.worker.start.hidden_modules import hidden_modules, script_folder
+from unicron_elastic.worker.start.in_between import InBetween
 from unicron_elastic.worker.start.late import hold_back
 from unicron_elastic.worker.start.learner import Learner
 from unicron_elastic.worker.start.learner import serve as serve_learned
@@ -133,9 +134,10 @@ def _fork_workers(
     """
     warm_pid = os.getpid()
     learner = Learner()
+    between = InBetween()
     while True:
         try:
-            task = _next_task(channel, learner)
+            task = _next_task(channel, learner, between)
             if isinstance(task, TakeUp):
                 channel.send(taken_up(task, learner))
                 continue
@@ -145,7 +147,7 @@ def _fork_workers(
                     channel.close()
                     return learn(task, learners_end, warm_pid), learners_end
                 continue
-            is_worker = _fork_from_either(channel, learner, task)
+            is_worker = _fork_from_either(channel, learner, between, task)
         except BaseException:  # ChannelClosed at the end; a signal sent to all processes of the job
             os._exit(0 if os.getpid() == warm_pid else 1)
         if is_worker:
@@ -173,12 +175,11 @@ def _taken_up(
     return HelperReady()
 
 
-def _next_task(channel: Channel, learner: Learner) -> ForkWorker | Learn | TakeUp:
+def _next_task(channel: Channel, learner: Learner, between: InBetween) -> ForkWorker | Learn | TakeUp:
     """Waits for what the agent wants, and tells it what the learner says meanwhile."""
     while True:
         watched = [each for each in (channel, learner.channel) if each is not None]
-        ready = select.select(watched, [], [])[0]
-        if learner.channel in ready:
+        if learner.channel in between.wait_readable(watched):
             channel.send(learner.hear())
             continue
         task = channel.hear(_TASKS)
@@ -187,12 +188,12 @@ def _next_task(channel: Channel, learner: Learner) -> ForkWorker | Learn | TakeU
         return task
 
 
-def _fork_from_either(channel: Channel, learner: Learner, task: ForkWorker) -> bool:
+def _fork_from_either(channel: Channel, learner: Learner, between: InBetween, task: ForkWorker) -> bool:
     """Forks a worker from the learner, or from this process where that cannot serve; true in a worker of the latter."""
     answer = learner.fork(task)
     if answer is not None:
         channel.send(answer)
-    return not isinstance(answer, ProcessStarted) and _fork_worker(channel, task)
+    return not isinstance(answer, ProcessStarted) and _fork_worker(channel, between, task)
 
 
 def _learn(
@@ -235,7 +236,8 @@ def _learn(
             return str(error)
         return None
 
-    return serve_learned(channel, why_forgotten, partial(_fork_worker, channel))
+    between = InBetween()
+    return serve_learned(channel, between, why_forgotten, partial(_fork_worker, channel, between))
 
 
 def _resident_bytes() -> int:
@@ -384,15 +386,15 @@ def _wait(pid: int, deadline_s: float) -> int:
         os.close(pidfd)
 
 
-def _fork_worker(channel: Channel, task: ForkWorker) -> bool:
+def _fork_worker(channel: Channel, between: InBetween, task: ForkWorker) -> bool:
     """Forks twice, so that the worker becomes the keeper's child; true in the worker."""
     try:
-        between = os.fork()
+        child = os.fork()
     except OSError as error:
         channel.send(ProcessStarted(number=task.number, errno=error.errno or 0))
         return False
-    if between:
-        os.waitpid(between, 0)
+    if child:
+        between.add(child)
         return False
     try:
         _fork_in_between(channel, task)
