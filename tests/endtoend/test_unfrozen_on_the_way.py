@@ -79,5 +79,5 @@ def test_replicas_are_those_of_an_undisturbed_run(launcher: Any, what: str, plac
     assert len(set(ends)) == 1
     assert ends == undisturbed
     refused = {8: "the state of step 12", 0: "the states of steps 16 and 12"}.get(begins)
-    assert (f"Ranks 0 and 1: {refused} cannot be used: in it the script " in run.err) == (refused is not None)
+    assert (f"Ranks 0 and 1: {refused} cannot be used: there the script " in run.err) == (refused is not None)
     assert ("build it behind run.restore()" in run.err) == (refused is not None)

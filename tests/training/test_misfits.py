@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("no_launcher")
 
 BEHIND = "build it behind run.restore(), for which Run takes the model itself"
 BUILT = f"and DistributedDataParallel was built for what this rank trains: {BEHIND}"
-UNFROZEN = f"in it the script trains 2 parameters (0.weight, 0.bias) that this rank has frozen, {BUILT}"
+UNFROZEN = f"there the script trains 2 parameters (0.weight, 0.bias) that this rank has frozen, {BUILT}"
 FROZEN = (
-    f"in it the script has frozen 2 parameters (0.weight, 0.bias) that this rank trains, {BUILT}, or with "
+    f"there the script has frozen 2 parameters (0.weight, 0.bias) that this rank trains, {BUILT}, or with "
     "find_unused_parameters=True"
 )
 
@@ -168,7 +168,7 @@ def test_both_are_told_in_one_sentence() -> None:
     other = made(is_frozen=False)
     other[1].requires_grad_(False)
     assert Run(model=wrapped).why_not(Run(model=other).state_dict()) == (
-        "in it the script trains 2 parameters (0.weight, 0.bias) that this rank has frozen and has frozen 2 parameters "
+        "there the script trains 2 parameters (0.weight, 0.bias) that this rank has frozen and has frozen 2 parameters "
         f"(1.weight, 1.bias) that this rank trains, {BUILT}"
     )
 

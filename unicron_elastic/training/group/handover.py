@@ -145,7 +145,7 @@ class Handover:
         otherwise = self._trainable.tell_apart(own ^ (wrong.trained | wrong.frozen))
         right = "build it behind run.restore(), for which Run takes the model itself"
         or_else = "" if wrong.trained else ", or with find_unused_parameters=True"
-        why = f"in it the script {otherwise}, and DistributedDataParallel was built for what this rank trains"
+        why = f"there the script {otherwise}, and DistributedDataParallel was built for what this rank trains"
         return f"{why}: {right}{or_else}"
 
     @property

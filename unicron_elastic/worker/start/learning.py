@@ -181,8 +181,10 @@ class Learning:
     def _check_new(self, new: Mapping[str, ModuleType]) -> None:
         """All that came are the very files that the worker had, which are installed; or ours, which torch looks for."""
         for each, module in new.items():
-            path = file_of(module)
-            if self._task.modules.get(each) != path and not each.startswith("unicron_elastic"):
+            path, known = file_of(module), self._task.modules
+            if each not in known and not each.startswith("unicron_elastic"):
+                raise _Unlearnable(each, "the workers did not import it, or from a folder that may change")
+            if known.get(each, path) != path:
                 raise _Unlearnable(each, f"it comes from {path or 'no file'}, and the workers' did not")
 
     @staticmethod
