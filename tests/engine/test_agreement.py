@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.engine.protocol.agreement import Agreement, NoStateLeft, agree
-from unicron_elastic.engine.protocol.said import Said, read, written
+from unicron_elastic.engine.protocol.said import MismatchError, Said, read, written
 
 
 @st.composite
@@ -196,7 +196,7 @@ def test_a_newcomer_whose_copy_is_not_what_the_others_have_takes_the_state_again
     newcomer = replace(IN_THIRD, is_new=True, digests=copied)
     agreement = agree([IN_THIRD, newcomer, here], micro_batches=4)  # the first says nothing of it
     assert (agreement.pull, agreement.sources[:1]) == (pull, (0,) if pull else ())
-    assert read(written(newcomer, ""), "", 4, 1) == newcomer
+    assert read([written(newcomer, "")], "", 4) == [newcomer]
 
 
 def test_a_newcomer_that_is_a_step_late_takes_the_state_as_nobody_can_compare_what_it_has() -> None:
@@ -213,3 +213,34 @@ def test_whoever_has_not_heard_of_the_end_of_a_call_goes_on_to_the_next() -> Non
 def test_whoever_lacks_the_last_step_of_the_call_before_gets_its_gradients() -> None:
     agreement = agree([Said(state=5, until=6), Said(state=6, until=9, keeps_last=True)], micro_batches=4)
     assert (agreement.advance, agreement.gradients, agreement.until) == ((0,), ((1, 0),), 9)
+
+
+TERMS = "4 micro-batches and 2 parameters of 6 numbers (a)"
+OTHERS = ("6 micro-batches and 2 parameters of 6 numbers (a)", "4 micro-batches and 3 parameters of 9 numbers (b)")
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (OTHERS[0], "6 micro-batches, and this rank 4 micro-batches"),
+        (OTHERS[1], r"3 parameters of 9 numbers \(b\), and this rank 2 parameters of 6 numbers \(a\)"),
+    ],
+)
+def test_a_newcomer_that_trains_something_else_leaves_and_costs_the_others_nothing(other: str, why: str) -> None:
+    member = Said(state=7, until=9, held=frozenset({0, 1}))
+    stranger = Said(state=7, until=9, is_new=True)
+    texts = [written(member, TERMS), written(member, TERMS), written(stranger, other)]
+    said = read(texts, TERMS, 4)
+    assert said[:2] == [member, member]
+    assert agree(said, micro_batches=4).leave == (2,)
+    with pytest.raises(MismatchError, match="rank 0 trains something else: "):
+        read(texts, other, 4)
+    with pytest.raises(MismatchError, match=f"rank 2 trains something else: {why}$"):
+        read([*texts[:2], written(Said(state=7, until=9), other)], TERMS, 4)  # it was there from the beginning
+
+
+def test_of_newcomers_alone_nobody_is_right() -> None:
+    texts = [written(Said(state=7, until=9, is_new=True), terms) for terms in (TERMS, OTHERS[0])]
+    for terms in (TERMS, OTHERS[0]):
+        with pytest.raises(MismatchError):
+            read(texts, terms, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -79,6 +79,10 @@ class Said:
         return len(self.done) == self.buckets
 
 
+# What all read of a newcomer on other terms: it leaves, as one does that is in no call of theirs.
+_STRANGER = Said(state=None, until=-1, is_new=True)
+
+
 class MismatchError(RuntimeError):
     """The members do not run the same training."""
 
@@ -107,11 +111,33 @@ def written(said: Said, terms: str) -> str:
     return json.dumps(message, separators=(",", ":"))
 
 
-def read(text: str, terms: str, micro_batches: int, rank: int) -> Said:
-    """Return what member ``rank`` said in ``written``. Raises MismatchError if it trains something else."""
-    message = json.loads(text)
-    if message["terms"] != terms:
-        raise MismatchError(f"rank {rank} trains something else: it has {message['terms']}, this rank has {terms}")
+def read(texts: Sequence[str], terms: str, micro_batches: int) -> list[Said]:
+    """Return what each member said in ``written``, by rank.
+
+    A newcomer that trains something else than those who were there before costs these nothing: it is to leave. Raises
+    MismatchError where one of them does, and in that newcomer.
+    """
+    messages = [json.loads(text) for text in texts]
+    theirs = {message["terms"] for message in messages if not message["is_new"]}
+    found = []
+    for rank, message in enumerate(messages):
+        if message["terms"] == terms:
+            found.append(_read(message, micro_batches))
+        elif message["is_new"] and terms in theirs:
+            found.append(_STRANGER)
+        else:
+            theirs_alone, ours_alone = _apart(message["terms"], terms)
+            raise MismatchError(f"rank {rank} trains something else: {theirs_alone}, and this rank {ours_alone}")
+    return found
+
+
+def _apart(theirs: str, ours: str) -> tuple[str, str]:
+    """Return those parts of two terms that are not the same."""
+    pairs = [pair for pair in zip(theirs.split(" and "), ours.split(" and "), strict=False) if pair[0] != pair[1]]
+    return " and ".join(each for each, _ in pairs), " and ".join(each for _, each in pairs)
+
+
+def _read(message: Mapping[str, Any], micro_batches: int) -> Said:
     return Said(
         state=message["state"],
         held=from_ranges(message["held"], micro_batches),

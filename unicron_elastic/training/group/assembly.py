@@ -32,6 +32,7 @@ from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
+from unicron_elastic.training.group.handover import NotTakenError
 from unicron_elastic.training.group.mean_share import check_same, few, message
 from unicron_elastic.training.group.meeting import Meeting, MissingError
 from unicron_elastic.training.group.membership import Membership
@@ -100,8 +101,8 @@ class Assembly:
     def say(self, number: int, said: Said) -> ReplicaEvent:
         """Speak in the next round of the meeting of the world ``number``, and hear all.
 
-        Raises MismatchError, MissingError, what broke a world without another one, and RuntimeError if the script has
-        made a process group with others before.
+        Raises MismatchError, or NotTakenError in a newcomer, MissingError, what broke a world without another one, and
+        RuntimeError if the script has made a process group with others before.
         """
         if self._meeting is None and not self._membership.is_fixed and has_met_others():
             raise WrongUseError(
@@ -120,8 +121,12 @@ class Assembly:
             return self._broke(error)
         if self._order is not None:
             self._order.meet()
-        micro_batches = self._gradients.micro_batches
-        everybody = [read(text, self.terms, micro_batches, rank) for rank, text in enumerate(heard)]
+        try:
+            everybody = read(heard, self.terms, self._gradients.micro_batches)
+        except MismatchError as error:
+            if said.is_new:
+                raise NotTakenError(f"{error}: the others train on without it") from None
+            raise
         self._compare(said, everybody)
         self.said = everybody
         return AllSaid(tuple(everybody))

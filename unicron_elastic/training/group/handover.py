@@ -17,6 +17,7 @@ from unicron_elastic.base.text import counted, one_line
 from unicron_elastic.engine.protocol.shares import from_ranges
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.training.group.misfits import unfit
+from unicron_elastic.training.group.script_text import how_else, script_text
 from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
@@ -63,6 +64,7 @@ class Handover:
         self._trainable = trainable
         self._values = values
         self._optimizers = optimizers
+        self._script = script_text()
         self._taken: Mapping[str, Any] | None = None
         self._yielded_groups = self._group_counts()
 
@@ -77,6 +79,7 @@ class Handover:
         run.pop("way", None)  # it is here, as it was at the last look
         return {
             "run": run,
+            "script": self._script,
             "model": self._trainable.state_dict(),
             **self._values_and_groups(),
             "until": self._until(),
@@ -156,6 +159,8 @@ class Handover:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes all of it over. Raises NotTakenError if it does not fit."""
+        if otherwise := how_else(self._script, state["script"]):
+            raise NotTakenError(f"{otherwise}: this process would not do in a step what they do")
         self._taken, self.taken_until = state, int(state["until"])
         try:
             for optimizer, groups in zip(self._optimizers, state["optimizers"], strict=True):
