@@ -365,6 +365,7 @@ def test_what_the_job_had_come_to_is_told_if_nothing_is_left_of_it() -> None:
     assert why_behind(said, (5, 1), [7, 0], is_restart=True) == "", "what is wrong with step 10 was told"
     nothing = "All ranks begin at step 0: no state of the job was kept."
     assert why_behind([[], []], None, [0, 0], is_restart=True) == nothing
+    assert why_behind([[(0, 1)], []], None, [0, 0], is_restart=True) == nothing
     assert why_behind([[], []], None, [0, 0], is_restart=False) == ""
     assert why_behind([[(10, 1)], []], None, [0, 0], is_restart=True) == "", "it was told who lacks it"
 
@@ -419,6 +420,9 @@ def test_no_state_of_another_rank_goes_before_one_that_each_rank_has_of_its_own(
     assert newest_common(that_count([stored, stored], [[], [(10, 1)]])) == (10, 1), "what is stored lacks it as well"
     stored = [(12, 0), *both]
     assert newest_common(that_count([stored, stored], [[], borrowed])) == (15, 1), "where what is stored is newer"
+    first = [(0, 1)]
+    assert newest_common(that_count([first, first], [[], first])) is None, "to begin anew loses nothing"
+    assert newest_common(that_count([first, first], [[], []])) == (0, 1)
 
 
 @pytest.mark.parametrize("files", [2, 3])

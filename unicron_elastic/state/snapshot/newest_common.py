@@ -31,11 +31,14 @@ def that_count(said: Sequence[Collection[Key]], borrowed: Sequence[Collection[Ke
     """Return by rank the keys from which the newest common one is taken, of those that each rank ``said``.
 
     A ``borrowed`` state lacks what is of this rank itself: with it a rank draws other random numbers than in a job that
-    nobody struck. So it does not count, also if it is newer, where memory has one that nobody has to borrow.
+    nobody struck. So it does not count, also if it is newer, where memory has one that nobody has to borrow, nor where it
+    is of step 0: who begins anew has lost nothing, and draws as before.
     """
     own = [set(keys).difference(others) for keys, others in zip(said, borrowed, strict=True)]
-    newest = newest_common(own)
-    return own if newest is not None and newest[1] else said
+    newest, newest_of_all = newest_common(own), newest_common(said)
+    is_enough = newest is not None and bool(newest[1])
+    is_first = newest_of_all is not None and newest_of_all[0] == 0
+    return own if is_enough or is_first else said
 
 
 def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
@@ -60,7 +63,7 @@ def why_behind(said: Sequence[Collection[Key]], chosen: Key | None, reached: Seq
     newest = max((max(keys)[0] for keys in said if keys), default=0 if chosen is None else chosen[0])
     if max(reached, default=0) > newest:
         return f"The job had come to step {max(reached)}, of which no snapshot was made."
-    if is_restart and chosen is None and not any(said):
+    if is_restart and chosen is None and newest == 0:
         return "All ranks begin at step 0: no state of the job was kept."
     return ""
 
