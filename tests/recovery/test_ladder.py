@@ -35,6 +35,13 @@ def test_the_third_failure_of_a_worker_isolates_its_node() -> None:
     ]
 
 
+def test_a_rank_whose_state_is_not_that_of_most_speaks_against_its_node_and_other_exceptions_do_not() -> None:
+    odd = {"exception_type": "unicron_elastic.OddReplicaError", "message": "rank 9 differs from the others"}
+    assert _climb(*[_fault(**odd)] * 3)[-1] == (Severity.SEV1, "Worker 1 has failed 3 times within 10 min.")
+    unsure = {**odd, "exception_type": "unicron_elastic.ReplicasDifferError"}
+    assert {severity for severity, _ in _climb(*[_fault(**unsure)] * 9)} == {Severity.SEV2}
+
+
 def test_failures_of_different_workers_weigh_half() -> None:
     rungs = _climb(*(_fault(number, **KILLED) for number in range(6)))
     assert [severity for severity, _ in rungs] == [Severity.SEV2] * 5 + [Severity.SEV1]

@@ -21,10 +21,12 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
+from unicron_elastic.recovery.policy import ODD_REPLICA
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.recovery.storms import FRUITLESS_MAX
 from unicron_elastic.recovery.worker_loss import NO_STATE_LEFT, NOT_TAKEN, REPLACE_AFTER_S
 from unicron_elastic.training.group.handover import NotTakenError
+from unicron_elastic.training.step.comparison import OddReplicaError
 
 ELSEWHERE = Member(name="0.0#z", node="n2#z", local_rank=0)
 NOT_REPLACED = "2 ranks train on: rank 5 is not replaced any more."
@@ -142,3 +144,4 @@ def test_a_script_that_fails_in_its_step_again_and_again_still_ends_the_job() ->
 
 def test_exceptions_are_known_by_the_names_that_training_gives_them() -> None:
     assert (NoStateLeft.__name__, NotTakenError.__name__) == (NO_STATE_LEFT, NOT_TAKEN)
+    assert OddReplicaError.__name__ == ODD_REPLICA

@@ -241,6 +241,7 @@ def _is_own_fault(failure: Failure) -> bool:
     return code is not None and (code > 0 or code in _OWN_FAULT_EXIT_CODES)
 
 
+ODD_REPLICA = "OddReplicaError"  # the exception of a rank whose state is not that of most
 # Of these the script is suspected, not the node: on any other node the same would happen. What the list leaves out may
 # be a script's fault too (an illegal memory access often is); who repeats it at the same step fails before, see judge.
 _SCRIPTS_OWN = frozenset(
@@ -291,7 +292,14 @@ def climb(attempts: tuple[Attempt, ...], fault: Fault, at: float, policy: Policy
 def _speaks_against_node(fault: Fault) -> bool:
     # torch's watchdog aborts healthy processes all over the job when one of them did not come to a collective.
     was_aborted = fault.status is Status.KILLED_BY_SIGNAL and fault.failure.exit_code == -signal.SIGABRT
-    return fault.blames_worker and not (fault.status in _SCRIPTS_OWN or fault.is_consequence or was_aborted)
+    if fault.is_consequence or was_aborted or not fault.blames_worker:
+        return False
+    return fault.status not in _SCRIPTS_OWN or _is_odd(fault.failure)
+
+
+def _is_odd(failure: Failure) -> bool:
+    """Whether all others, who run the same script, have come to another state: that is what this node has to itself."""
+    return (failure.exception_type or "").rpartition(".")[2] == ODD_REPLICA
 
 
 def _after_retries(before: int, policy: Policy) -> Rung:

@@ -84,7 +84,7 @@ from unicron_elastic.training.replica_driver import ReplicaDriver, Result
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
-from unicron_elastic.training.step.comparison import ReplicasDifferError, Told, judge, written
+from unicron_elastic.training.step.comparison import OddReplicaError, ReplicasDifferError, Told, judge, written
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.guard import Guard
 from unicron_elastic.training.step.module_values import ModuleValues
@@ -612,7 +612,9 @@ class Engine:
             return Judged(WhoIsWrong.NOBODY)
         if assembly.rank in verdict.wrong:
             self._gate.on_expire()  # nobody is to have its state
-            raise ReplicasDifferError(f"{verdict.sentence}: this process must not train on")
+            is_odd = 2 * len(verdict.wrong) < self.world_size
+            kind = OddReplicaError if is_odd else ReplicasDifferError
+            raise kind(f"{verdict.sentence}: this process must not train on")
         why = ReplicasDifferError(f"{verdict.sentence}, and nobody has taken its place")
         assembly.expect_next(DIFFERENT_GOES_S, why)
         return Judged(WhoIsWrong.OTHERS)

@@ -31,8 +31,8 @@ def that_count(said: Sequence[Collection[Key]], borrowed: Sequence[Collection[Ke
     """Return by rank the keys from which the newest common one is taken, of those that each rank ``said``.
 
     A ``borrowed`` state lacks what is of this rank itself: with it a rank draws other random numbers than in a job that
-    nobody struck. So it does not count, also if it is newer, where memory has one that nobody has to borrow, nor where it
-    is of step 0: who begins anew has lost nothing, and draws as before.
+    nobody struck. So it does not count, also if it is newer, where memory has one that nobody has to borrow, nor where
+    it is of step 0: who begins anew has lost nothing, and draws as before.
     """
     own = [set(keys).difference(others) for keys, others in zip(said, borrowed, strict=True)]
     newest, newest_of_all = newest_common(own), newest_common(said)

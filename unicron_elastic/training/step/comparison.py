@@ -22,6 +22,10 @@ class ReplicasDifferError(RuntimeError):
     """This process must not train on: its parameters, buffers or optimizer state are not those of the others."""
 
 
+class OddReplicaError(ReplicasDifferError):
+    """The same, where most are alike: it is this process that is wrong, and perhaps what it runs on."""
+
+
 def written(digest: int | None) -> list[float]:
     """A digest of 64 bits as numbers that can be summed up; of a rank that compares nothing, zeros."""
     if digest is None:
