@@ -16,7 +16,6 @@ from stat import S_ISREG
 
 from unicron_elastic.worker.process.imported_modules import is_installed
 
-_MODULES_MAX = 500
 _LEFT_OUT = ("unicron_elastic", "__mp_main__")
 _NAMES_MAX = 3
 _DIGITS = 12
@@ -33,7 +32,7 @@ def script_text() -> dict[str, str]:
             continue
         with contextlib.suppress(OSError):
             status = os.stat(path)
-            if S_ISREG(status.st_mode) and len(found) < _MODULES_MAX:
+            if S_ISREG(status.st_mode):
                 found[name] = _digest(path, status.st_mtime_ns, status.st_size)
     return found
 
