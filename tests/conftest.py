@@ -223,8 +223,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes ``-n auto`` starts: two more than cores, as tests wait for half of their time."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Return how many processes ``-n auto`` starts: one more than cores, as tests wait for a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -316,6 +316,17 @@ def test_what_the_user_tells_an_allocator_counts(warmer: Warmer) -> None:
     assert warm.refusal.startswith("allocates has started a thread")
 
 
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+def test_a_module_that_counts_gpus_where_there_are_none_opens_no_cuda(warmer: Warmer) -> None:
+    """As Megatron-Core does; without NVML torch asks CUDA itself, unless it is not to see any."""
+    (warmer.folder / "counts.py").write_text("import torch\nCOUNT = torch.cuda.device_count()\n")
+    warmer.script.write_text("import os, counts\nprint(counts.COUNT, os.environ.get('CUDA_VISIBLE_DEVICES'))\n")
+    path = {"PYTHONPATH": str(warmer.folder)}
+    warm = warmer.begin("counts", **path)
+    assert warm.wait_ready(), warm.refusal
+    assert warmer.fork(warm, env={**os.environ, **path}).output() == ("0 None\n", "")
+
+
 @pytest.mark.parametrize(
     ("preload", "reason"),
     [

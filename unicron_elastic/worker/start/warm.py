@@ -64,6 +64,9 @@ _WHILE_IMPORTING = {
     # fork would lose; allocations then return it as they go (jemalloc.net/jemalloc.3.html, "background_thread").
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
+# Where there is no GPU there is no NVML to ask, and torch opens CUDA to count none.
+_WITHOUT_A_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+_GPUS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")
 
 
 _TASKS: tuple[type[ForkWorker | Learn | TakeUp], ...] = (ForkWorker, Learn, TakeUp)
@@ -293,7 +296,8 @@ def _threads() -> set[str]:
 
 @contextlib.contextmanager
 def _set_while_importing() -> Iterator[None]:
-    ours = {name: value for name, value in _WHILE_IMPORTING.items() if name not in os.environ}
+    wanted = _WHILE_IMPORTING if any(map(os.path.exists, _GPUS)) else {**_WHILE_IMPORTING, **_WITHOUT_A_GPU}
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield
