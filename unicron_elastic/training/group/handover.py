@@ -159,7 +159,7 @@ class Handover:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes all of it over. Raises NotTakenError if it does not fit."""
-        if otherwise := how_else(self._script, state["script"]):
+        if otherwise := how_else(self._script, state.get("script", {})):
             raise NotTakenError(f"{otherwise}: this process would not do in a step what they do")
         self._taken, self.taken_until = state, int(state["until"])
         try:

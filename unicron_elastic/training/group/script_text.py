@@ -26,7 +26,7 @@ def script_text() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__dict__", {}).get("__file__")  # no more: some modules import what is asked for
-        if not isinstance(path, str) or "-packages/" in path or is_installed(path):
+        if not isinstance(path, str) or "/site-packages/" in path or is_installed(path):
             continue
         if name.partition(".")[0] in _LEFT_OUT:
             continue
