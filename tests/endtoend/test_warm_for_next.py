@@ -17,12 +17,14 @@ import pytest
 USED = "The workers start from a warm process that is held since "
 NOT_USED = "The warm process that is held"
 SCRIPT = """
-import os, sys
+import os, sys, time
 with open("/proc/self/cmdline") as file:
     assert file.read().split("\\0")[:-1] == sys.orig_argv
 with open(os.environ["PROBE"] + "/ran", "a") as file:
     file.write(f"{os.getpid()} {os.getppid()} {' '.join(sys.argv[1:])}\\n")
 print("out of", os.environ["RANK"], flush=True)
+while os.path.exists(os.environ["PROBE"] + "/wait"):
+    time.sleep(0.01)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
 PLAIN = 'exec "$@"'
@@ -304,7 +306,11 @@ def test_it_is_gone_when_its_time_is_over(jobs: Jobs) -> None:
 
 def test_of_two_launches_at_once_one_uses_it(jobs: Jobs) -> None:
     jobs.run()
+    (jobs.launcher.folder / "wait").touch()
     runs = [jobs.start() for _ in range(2)]
+    ran = jobs.launcher.folder / "ran"
+    runs[0].until(lambda: ran.read_text().count("\n") == 6, "all workers of both")
+    (jobs.launcher.folder / "wait").unlink()  # or one may have ended before the other begins
     assert [run.wait() for run in runs] == [0, 0]
     assert sum(USED in run.err for run in runs) == 1, [run.err for run in runs]
     jobs.wait_until_left(2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -152,3 +155,39 @@ def test_who_waits_is_told_apart_from_who_comes(folder: int) -> None:
 
 def test_the_stamp_of_our_files_stays_as_they_do() -> None:
     assert code_stamp() == code_stamp()
+
+
+def _keeper(folder: int, gate: int, waits: int) -> int:
+    """Fork a keeper that begins to wait when the gate opens, says so, and ends when it is told to."""
+    child = os.fork()
+    if child == 0:
+        os.read(gate, 1)
+        listener = MeetingPlace(folder).listen()
+        os.write(waits, b"x")
+        select.select([listener], [], [])
+        os._exit(0)
+    return child
+
+
+def test_of_keepers_that_begin_to_wait_at_once_one_stays(folder: int, tmp_path: Path) -> None:
+    for _ in range(40):
+        gate, opened = os.pipe()
+        waiting, waits = os.pipe()
+        os.set_blocking(waiting, False)
+        keepers = [_keeper(folder, gate, waits) for _ in range(4)]
+        os.write(opened, b"xxxx")
+        end = time.monotonic() + 5.0
+        said = b""
+        try:
+            while len(keepers) > 1 or len(said) < 4:
+                with contextlib.suppress(BlockingIOError):
+                    said += os.read(waiting, 4)
+                assert time.monotonic() < end, keepers
+                keepers = [pid for pid in keepers if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        finally:
+            for pid in keepers:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            for fd in (gate, opened, waiting, waits):
+                os.close(fd)
+        assert os.listdir(tmp_path) == ["held"]

@@ -20,15 +20,22 @@ class MeetingPlace:
         self._own: int | None = None  # what this process has made there, held so that nothing else gets its inode
 
     def listen(self) -> socket.socket:
-        """Wait there from now on; who waited there before is told to end. Raises OSError."""
-        self._end_other()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_NAME, dir_fd=self._folder)
+        """Wait there from now on; who waited there before is told to end. Raises OSError.
+
+        Another may come at the same time: whoever takes a socket from the place tells its keeper to end.
+        """
+        own = f"{_NAME}.{os.getpid()}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
-        self._listener.bind(self._path)
-        self._own = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        self._unlink(own)  # of a process that had this number before
+        self._listener.bind(self._path_of(own))
+        self._own = os.open(own, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
         self._listener.listen()
+        try:
+            while not self._has_put(own):
+                self._end_other(f"{own}.other")
+        finally:
+            self._unlink(own)
         return self._listener
 
     def accept(self) -> socket.socket | None:
@@ -42,12 +49,12 @@ class MeetingPlace:
             sock.close()
         return None
 
-    def connect(self, timeout_s: float) -> socket.socket | None:
+    def connect(self, timeout_s: float, name: str = _NAME) -> socket.socket | None:
         """Return a connection to who waits there, None if nobody does. Raises OSError for one who is too busy."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.settimeout(timeout_s)
         try:
-            sock.connect(self._path)
+            sock.connect(self._path_of(name))
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             return None
@@ -67,16 +74,31 @@ class MeetingPlace:
             os.close(self._own)
             self._own = None
 
-    @property
-    def _path(self) -> str:
+    def _path_of(self, name: str) -> str:
         """Short whatever the folder is called, and that very folder whoever moves another to its name."""
-        return f"/proc/self/fd/{self._folder}/{_NAME}"
+        return f"/proc/self/fd/{self._folder}/{name}"
 
-    def _end_other(self) -> None:
+    def _has_put(self, own: str) -> bool:
+        """Put the own socket into the place; false if another is there."""
+        try:
+            os.link(own, _NAME, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except FileExistsError:
+            return False
+        return True
+
+    def _end_other(self, name: str) -> None:
+        """Take what is in the place to this ``name``, and tell who waits there to end."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(_NAME, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         with contextlib.suppress(OSError):
-            sock = self.connect(0.0)
+            sock = self.connect(0.0, name)
             if sock is not None:
                 sock.close()  # a keeper whose agent is gone ends
+        self._unlink(name)
+
+    def _unlink(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._folder)
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
