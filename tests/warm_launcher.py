@@ -31,6 +31,7 @@ from typing import IO, NoReturn
 from forked_children import offer_children
 from forked_keeper import MARK as MARK_OF_PRODUCT
 from forked_keeper import MARK_ROOM, Ground, freeze, run_script
+from free_port import free_port
 
 MARK = "TEST_RUN"  # in the environment of all that such a test starts; UNICRON_... would be odd to a launcher
 MARK_OF_AGENT = "TEST_AGENT"  # the same, of all that an agent of a cluster starts
@@ -38,7 +39,6 @@ STARTS_WITHIN_S = 100.0
 ANSWERS_WITHIN_S = 100.0
 LARGEST_REQUEST = 1 << 18
 MOST_FILES = 8
-_PORTS: dict[str, str] = {}
 OUT_OF_THE_WAY = 100
 OF_A_HOST = 0x40000000 | 0x04000000 | 0x00020000  # CLONE_NEWNET, CLONE_NEWUTS, CLONE_NEWNS
 # What Python, torch and the linker read while they start: these are as they were when the forking process started.
@@ -53,8 +53,8 @@ def environment(mark: str, folder: Path) -> dict[str, str]:
     """Return that of what a test starts: nothing of a job around the tests, its mark, and a folder to say things in."""
     names = [name for name in os.environ if not name.startswith(("UNICRON_", "PET_", "TORCHEL"))]
     own = {MARK: mark, "PROBE": str(folder), "OMP_NUM_THREADS": "1"}
-    if (port := _port_of(str(folder))) is not None:
-        own["PET_MASTER_PORT"] = port
+    if _has_fixed_port():
+        own["PET_MASTER_PORT"] = _port_of(folder)
     return {name: os.environ[name] for name in names} | own
 
 
@@ -66,14 +66,10 @@ def _has_fixed_port() -> bool:
     return get_args_parser().get_default("master_port") is not None
 
 
-def _port_of(folder: str) -> str | None:
-    """Return the port of all jobs in this folder; None where each job finds one itself."""
-    if not _has_fixed_port():
-        return None
-    if folder not in _PORTS:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            _PORTS[folder] = str(server.getsockname()[1])
-    return _PORTS[folder]
+@functools.cache
+def _port_of(_folder: Path) -> str:
+    """Return the port of all jobs in this folder."""
+    return str(free_port())
 
 
 def environment_of_no_job(folder: Path) -> dict[str, str]:

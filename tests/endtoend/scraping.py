@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.error
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def asked(port: int, path: str) -> tuple[int, str]:

@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
-from scraping import asked, free_port, scraped
+from free_port import free_port
+from scraping import asked, scraped
 
 pytestmark = pytest.mark.trains
 

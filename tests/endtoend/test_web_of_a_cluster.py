@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")  # of scraping
 
-from scraping import free_port
+from free_port import free_port
 
 from unicron_elastic.rendezvous.records.cluster import SECRET
 from unicron_elastic.rendezvous.store.address import StoreAddress

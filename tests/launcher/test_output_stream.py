@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import pytest
+from free_port import free_port
 
 from unicron_elastic.base.seal import SEAL_BYTES, Seal
 from unicron_elastic.launcher.node.output_receiver import (
@@ -284,11 +285,6 @@ def test_ipv6(opened: contextlib.ExitStack) -> None:
 
 
 # -- where nobody is, or nobody any longer -----------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(

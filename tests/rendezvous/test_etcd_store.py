@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cable import Cable
+from free_port import free_port
 from store_lab import BINARY, BLIND_AFTER_S, DEADLINE_S, Told, compact, hold, wait_until
 
 from unicron_elastic.rendezvous.store.address import StoreAddress
@@ -43,11 +43,6 @@ def store(server: EmbeddedEtcd) -> Iterator[EtcdStore]:
 
 def _open(endpoints: str | list[str], namespace: str = "/unicron/test", **options: float) -> EtcdStore:
     return EtcdStore(StoreAddress.parse(endpoints), namespace, **{"blind_after_s": BLIND_AFTER_S, **options})
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _kill(server: EmbeddedEtcd) -> None:
@@ -162,13 +157,13 @@ def test_history_lost_while_the_server_was_away_is_summed_up(server: EmbeddedEtc
 
 
 def test_the_first_endpoint_may_be_dead(server: EmbeddedEtcd) -> None:
-    dead = f"http://127.0.0.1:{_free_port()}"
+    dead = f"http://127.0.0.1:{free_port()}"
     with _open([dead, server.endpoint]) as store:
         began = time.monotonic()
         store.put("a", b"1")
         assert time.monotonic() - began < 1.0
     with (
-        _open([dead, f"http://127.0.0.1:{_free_port()}"]) as store,
+        _open([dead, f"http://127.0.0.1:{free_port()}"]) as store,
         pytest.raises(
             StoreUnreachableError, match=r"no etcd server can be used: etcd at .* refuses .*; etcd at .* refuses"
         ),
@@ -199,7 +194,7 @@ def test_reads_and_watches_move_to_another_endpoint(server: EmbeddedEtcd) -> Non
 
 
 def test_a_cluster_without_a_quorum_says_so(tmp_path: Path) -> None:
-    ports = [_free_port() for _ in range(4)]
+    ports = [free_port() for _ in range(4)]
     peers = ",".join(f"n{number}=http://127.0.0.1:{ports[number]}" for number in range(2))
     members = []
     for number in range(2):

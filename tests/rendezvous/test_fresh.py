@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from free_port import free_port
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -68,12 +69,6 @@ class Inner(RendezvousHandler):
 def shared(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
     monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
     return TCPStore("127.0.0.1", 0, None, True, TIMEOUT, wait_for_workers=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def _meet(handlers: list[FreshStoreRendezvous]) -> list[RendezvousInfo]:
@@ -180,7 +175,7 @@ def test_why_a_node_has_to_stay(shared: TCPStore, min_nodes: int, nodes: int, re
 
 
 def test_who_waits_for_others_by_torchs_rendezvous_says_who_is_there(caplog: pytest.LogCaptureFixture) -> None:
-    port, said = _free_port(), "1 of 2 nodes are here: 127.0.0.1."
+    port, said = free_port(), "1 of 2 nodes are here: 127.0.0.1."
     handlers = []
     for host in ("127.0.0.1", "localhost"):
         parameters = RendezvousParameters(

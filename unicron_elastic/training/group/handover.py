@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,9 +65,13 @@ class Handover:
         self._trainable = trainable
         self._values = values
         self._optimizers = optimizers
-        self._script = script_text()
         self._taken: Mapping[str, Any] | None = None
         self._yielded_groups = self._group_counts()
+
+    @cached_property
+    def _script(self) -> dict[str, str]:
+        """The text of the script, as it was at the first call of ``steps()``."""
+        return script_text()
 
     def note_yield(self) -> None:
         """Notes what the script of a newcomer in this step is to find: what this one does before it, that does, too."""
