@@ -13,7 +13,7 @@ from unicron_elastic.worker.channel import Channel, ChannelClosed
 from unicron_elastic.worker.control import SEND_TIMEOUT_S, Control
 from unicron_elastic.worker.instructions import INSTRUCTIONS, AskPosition
 from unicron_elastic.worker.message import Odd
-from unicron_elastic.worker.notices import Left
+from unicron_elastic.worker.notices import Ending, Left
 
 
 @pytest.fixture
@@ -62,6 +62,28 @@ def test_a_file_of_the_scripts_under_the_same_number_is_left_alone(
         os.write(number, b"still open")
         os.close(number)
     assert path.read_bytes() == b"still open"
+
+
+def test_the_interpreter_does_not_end_before_an_answer_that_is_under_way(ends: tuple[Channel, Control]) -> None:
+    agents, control = ends
+    order: list[str] = []
+    is_answering = threading.Event()
+
+    def answer() -> None:
+        with control.answering():
+            is_answering.set()
+            agents.hear([Ending])
+            order.append("answered")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    assert is_answering.wait(10.0)
+    control.say_goodbye(Ending())
+    order.append("ends")
+    thread.join()
+    assert order == ["answered", "ends"]
+    with pytest.raises(ChannelClosed), control.answering():
+        pass
 
 
 def test_a_descriptor_that_is_no_socket_is_refused(tmp_path: Path) -> None:

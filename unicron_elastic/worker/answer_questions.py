@@ -60,13 +60,14 @@ def _answer(control: Control, imported: ImportedModules | None) -> None:
     while True:
         try:
             instruction = control.wait(INSTRUCTIONS)
-            if isinstance(instruction, Odd):
-                tell_odd(instruction.why)
-            elif isinstance(instruction, AskImported):
-                if imported is not None:
-                    control.send(_imported(imported))
-            else:
-                _do(control, instruction)
+            with control.answering():
+                if isinstance(instruction, Odd):
+                    tell_odd(instruction.why)
+                elif isinstance(instruction, AskImported):
+                    if imported is not None:
+                        control.send(_imported(imported))
+                else:
+                    _do(control, instruction)
         except TimeoutError:
             continue  # the agent was stopped, and its questions come when it goes on
         except (ChannelClosed, OSError):
