@@ -278,6 +278,32 @@ def test_preloading_dynamo_leaves_the_same_holders_of_the_process_group(warmer: 
     assert warmer.fork(warm).output() == ("False True\nTrue True\nTrue True\nFalse\n", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torch.distributed.nn", "torch.distributed.nn.functional"])
+def test_nobody_holds_the_process_group_of_a_script_that_imports_what_does_before_it(warmer: Warmer, name: str) -> None:
+    # Gloo's threads would be there when the interpreter ends, which aborts the process if one of them has a tensor.
+    warmer.script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys, tempfile
+            import torch, torch.distributed as dist
+            from unicron_elastic.worker.start import late
+
+            print([each for each in sys.modules if each.startswith("torch.distributed.nn")])
+            import {name}
+            print(torch.distributed.nn.functional is sys.modules["torch.distributed.nn.functional"])
+            dist.init_process_group("gloo", init_method=f"file://{{tempfile.mktemp()}}", rank=0, world_size=1)
+            torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
+            print("torch._dynamo" in sys.modules, late._held_groups)
+            print(any(isinstance(finder, late._HeldBack) for finder in sys.meta_path))
+            """
+        )
+    )
+    warm = warmer.begin("torch,torch.distributed,torch._dynamo")
+    assert warm.wait_ready(), warm.refusal
+    assert warmer.fork(warm).output() == ("[]\nTrue\nTrue []\nFalse\n", "")
+
+
 def test_it_refuses_to_serve_with_a_thread_running(warmer: Warmer) -> None:
     (warmer.folder / "threaded").mkdir()
     (warmer.folder / "threaded" / "starts_thread.py").write_text(

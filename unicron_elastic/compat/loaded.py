@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "C10D",
+    "DISTRIBUTED_NN",
     "DYNAMO",
     "all_groups",
     "default_group",
@@ -28,7 +29,9 @@ __all__ = [
 ]
 
 C10D = "torch.distributed.distributed_c10d"
-DYNAMO = "torch._dynamo"  # its first import depends on when it happens: see worker/start/late.py
+# What their first import does depends on when it happens: see worker/start/late.py
+DYNAMO = "torch._dynamo"
+DISTRIBUTED_NN = "torch.distributed.nn"
 
 _C10D_IN_C = "torch._C._distributed_c10d"
 _RECORDERS = ("_dump_fr_trace", "_dump_nccl_trace")  # torch/distributed/debug/_debug_handlers.py
