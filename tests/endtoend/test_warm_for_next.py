@@ -201,7 +201,7 @@ parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
 parameter.sum().backward()
 optimizer.step()
-print("FOUND", FOUND, flush=True)
+print(f"FOUND {FOUND}", flush=True)
 while not os.path.exists("learned"):
     time.sleep(0.02)
 """
