@@ -33,7 +33,8 @@ def test_what_may_end_by_itself_has_to_last(kind: HangKind, act_at: float) -> No
     assert act_at in wakes(job.hung(1, at=200.0, kind=kind))
     assert job.evidence(1, at=200.4) == []
     assert job.time(203.0) == []
-    assert job.time(205.0) == [Tell(reason=f"{HANGS} By now there has been no step for 5.1 s.")]
+    follows = f"If that lasts, it is ended in {act_at - 205.0:.0f} s (--unicron-hang-patience)."
+    assert job.time(205.0) == [Tell(reason=f"{HANGS} By now there has been no step for 5.1 s. {follows}")]
     assert job.time(act_at - 0.1) == []
     commands = job.time(act_at)
     assert only(commands, KillWorkers).local_ranks == (1,)

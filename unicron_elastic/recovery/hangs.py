@@ -126,7 +126,20 @@ def told_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     reason = hang.reason
     if at - hang.reason_at >= 1.0:  # the sentence is of the moment when it was noticed
         reason = f"{reason} By now there has been no step for {at - hang.since:.1f} s."
+    reason = " ".join(filter(None, (reason, _what_follows(state.policy, hang, at))))
     return replace(state, hang=replace(hang, is_told=True)), [Tell(reason=reason)]
+
+
+def _what_follows(policy: Policy, hang: Hang, at: float) -> str:
+    """Say until when it is waited for who hangs; "" if something is done now, or never is anything."""
+    if not policy.acts_on_hangs:
+        return ""
+    if hang.act_at is None:
+        return "Nothing is done, as nobody is seen to wait for that."
+    if hang.act_at <= at:
+        return ""
+    are_ended = "it is ended" if len(hang.local_ranks) == 1 else "they are ended"
+    return f"If that lasts, {are_ended} in {hang.act_at - at:.0f} s (--unicron-hang-patience)."
 
 
 def _workers_go_on(state: JobState, event: WorkersGoOn) -> tuple[JobState, list[Command]]:
