@@ -34,7 +34,7 @@ ANSWERED_S = 0.25  # after which one that answered, and has just been lost, is p
 WITNESSES = 3  # other nodes that are probed if one is silent
 _ENDED = "its process has ended"
 _SILENT = "it answers neither on its connection nor on a new one"
-_NEVER_MET = "it has never connected to the coordinator, which cannot reach it either"
+_NEVER_MET = "it has not connected to the present coordinator, which cannot reach it either"
 _NEVER_MET_IT = "it coordinates, and most of the other nodes have never reached it"
 
 
