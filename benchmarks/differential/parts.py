@@ -166,26 +166,30 @@ def average(shadow: nn.Module, model: nn.Module) -> None:
 
 
 class OddState:
-    """Registered state of counters, a numpy scalar and nested containers."""
+    """Registered state of counters, nested containers, a NumPy scalar, and an array that is changed in place."""
 
     def __init__(self) -> None:
         self.count, self.last = 0, np.float64(0.0)
         self.recent: deque[int] = deque(maxlen=3)
+        self.seen = np.zeros(5, dtype=np.int64)
 
     def step(self, _loss: float) -> None:
         """Counts."""
         self.count += 1
+        self.seen += 1
         self.last = np.float64(self.count / 3)
         self.recent.append(self.count)
 
     def state_dict(self) -> dict[str, Any]:
         """As others write theirs."""
-        return {"count": self.count, "last": self.last, "nested": {"recent": list(self.recent), "none": None}}
+        nested = {"recent": list(self.recent), "none": None, "seen": self.seen}
+        return {"count": self.count, "last": self.last, "nested": nested}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back again."""
         self.count, self.last = state["count"], state["last"]
         self.recent = deque(state["nested"]["recent"], maxlen=3)
+        self.seen[:] = state["nested"]["seen"]
 
 
 def make(case: Case, seed: int) -> Parts:
@@ -258,6 +262,8 @@ def _flatten(name: str, value: Any, found: dict[str, Any]) -> None:
     elif isinstance(value, (list, tuple)):
         for number, each in enumerate(value):
             _flatten(f"{name}.{number}", each, found)
+    elif isinstance(value, np.ndarray):
+        found[name] = value.tolist()
     elif isinstance(value, Tensor):
         found[name] = value.detach().clone()
     elif isinstance(value, (int, float, str, bool)) or value is None:

@@ -100,6 +100,17 @@ def test_numpy_and_torch_kinds_come_back() -> None:
     assert made["factory"] == {"a": [1]}
 
 
+def test_an_array_that_is_changed_on_its_way_arrives_as_it_was() -> None:
+    """Of a tensor's changes torch tells; nobody tells of an array's."""
+    array = numpy.zeros(3)
+    layout, tensors = flatten({"array": array, "same": array, "row": numpy.ones((2, 2))[:, 0]})
+    array += 1
+    made = rebuild(layout, tensors)
+    assert made["array"].tolist() == [0.0, 0.0, 0.0]
+    assert len(tensors) == 2, "one array is sent once"
+    assert made["row"].tolist() == [1.0, 1.0]
+
+
 def test_a_modules_state_keeps_its_versions() -> None:
     state = torch.nn.BatchNorm1d(2).state_dict()
     made = round_trip(state)

@@ -119,7 +119,8 @@ def flatten(state: Any) -> tuple[Layout, list[torch.Tensor]]:
 
     The tensors are the state's own memory if that has no gaps, with the dimensions in the order in which they lie there
     (a channels_last tensor has the channels last), and copies of it otherwise. Views of the same memory are one tensor
-    if they have the same shape then. Raises TypeError that names the place of a value which cannot be sent.
+    if they have the same shape then. NumPy's arrays are copied, as they do not count their changes. Raises TypeError
+    that names the place of a value which cannot be sent.
     """
     dismantler = Dismantler(frozenset(ITEM_BYTES))
     skeleton = dismantler.take(state)

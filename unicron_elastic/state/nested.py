@@ -56,6 +56,7 @@ class Dismantler:
         self.tensors: list[torch.Tensor] = []
         self._dtypes = dtypes
         self._numbers: dict[tuple[Any, ...], int] = {}
+        self._arrays: dict[tuple[Any, ...], Any] = {}
 
     def take(self, value: Any, path: str = "", depth: int = skeletons.DEPTH_MAX) -> Any:
         """The skeleton of ``value``, which stands at ``path``; its tensors are added. Raises TypeError."""
@@ -82,10 +83,15 @@ class Dismantler:
             return self._take_bytes(value)
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(value) is numpy.ndarray:
-            return ("ndarray", self._add(_from_numpy(numpy, value, path)))
+            return ("ndarray", self._add(_from_numpy(numpy, self._copied(value), path)))
         if numpy is not None and isinstance(value, numpy.generic):
             return ("scalar", self._add(_from_numpy(numpy, numpy.array(value), path)))
         raise _unsupported(value, path)
+
+    def _copied(self, array: Any) -> Any:
+        """A copy of an array, the same for the same one: nothing tells whether it is changed while it is on its way."""
+        place = (array.__array_interface__["data"][0], array.dtype, array.shape, array.strides)
+        return self._arrays.setdefault(place, array.copy(order="C")) if array.size else array.copy()
 
     def _take_bytes(self, value: bytes) -> tuple[Any, ...]:
         """The skeleton of bytes, which become a tensor if there are many of them."""
@@ -175,9 +181,7 @@ class Assembler:
 
 
 def _from_numpy(numpy: Any, array: Any, path: str) -> torch.Tensor:
-    """The memory of an array of numbers as a tensor; a copy, if it cannot be written or does not lie in one piece."""
-    if not array.flags.writeable or not array.flags.c_contiguous:
-        array = array.copy(order="C")
+    """The memory of an array of numbers, which lies in one piece, as a tensor."""
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
