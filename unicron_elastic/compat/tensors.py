@@ -61,9 +61,10 @@ def zero_each(tensors: Sequence[Tensor]) -> None:
 def changes_of(tensor: Tensor) -> int:
     """How often the memory of the tensor was changed in place, also through its views; not through ``.data``.
 
-    Not known of one that was made in ``torch.inference_mode``: 0.
+    Not known of one that was made in ``torch.inference_mode``: 0. Of a DTensor it is that of this rank's part.
     """
-    changes: int = 0 if tensor.is_inference() else tensor._version
+    own = tensor if type(tensor) is Tensor else getattr(tensor, "_local_tensor", tensor)
+    changes: int = 0 if own.is_inference() else own._version
     return changes
 
 

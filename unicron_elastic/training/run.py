@@ -238,7 +238,7 @@ class Run:
             self._requests.ask(("save", os.fspath(folder)), lambda: self._snapshots.save(folder, keep))
             return
         self._engine.state = step  # this script counts them
-        if self._gradients.are_elsewhere:
+        if self._gradients.are_elsewhere or self._gradients.are_there():
             tell_of_save()
         self._snapshots.save(folder, keep)
 

@@ -34,7 +34,6 @@ from unicron_elastic.state.snapshot.newest_common import (
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
-from unicron_elastic.training.snapshot.accumulated import without_gradients
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.step.running_statistics import has_own_statistics
 from unicron_elastic.worker.channel import ChannelClosed
@@ -184,7 +183,7 @@ class SnapshotManager:
             state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
         if "epochs" in state:
             state["epochs"] = without_numbers(state["epochs"])
-        without_gradients(state)
+        state.pop("gradients", None)
         # Another script may read it, which trains and freezes as it likes; without its groups no optimizer loads.
         if way := state["way"]:
             state["way"] = {"optimizers": way["optimizers"], "trained": way["model"]["trained"]}
