@@ -73,10 +73,6 @@ MAY_IMPORT = {
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
         "rendezvous.records rendezvous.store"
     ),
-    "megatron": (
-        "base compat engine.protocol engine.transport faults planning.model state.storage training.group worker "
-        "worker.collectives"
-    ),
     "rendezvous.cluster": "base membership metrics rendezvous.plan rendezvous.records rendezvous.store",
     "simulation.study": (
         "base faults planning.coordinate planning.model simulation.history simulation.live simulation.model "
@@ -84,6 +80,10 @@ MAY_IMPORT = {
     ),
     "training": (
         "base compat engine.protocol engine.transport state training.group training.snapshot training.step worker"
+    ),
+    "megatron": (
+        "base compat engine.protocol engine.transport faults planning.model state.storage training training.group "
+        "worker worker.collectives"
     ),
     ".": "training training.step worker",
     "launcher.export": "launcher.common launcher.config",

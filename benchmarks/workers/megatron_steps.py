@@ -73,6 +73,7 @@ def tell_parts(log: EventLog) -> None:
     from unicron_elastic.megatron.members import Members
     from unicron_elastic.megatron.run import MegatronRun
     from unicron_elastic.training.group.meeting import Meeting
+    from unicron_elastic.training.group.regrouping import Regrouping
     from unicron_elastic.worker.worlds import Link
 
     def told(owner: Any, name: str, kind: str, *, before: bool = False) -> None:
@@ -90,10 +91,10 @@ def tell_parts(log: EventLog) -> None:
 
     told(Link, "_hear_world", "heard", before=True)
     told(Meeting, "exchange", "met")
-    told(Members, "_connect", "connected")
-    told(MegatronRun, "_meet", "agreed")
+    told(Members, "connect", "connected")
+    told(Regrouping, "meet", "agreed")
     told(MegatronRun, "_compute", "computed")
-    told(MegatronRun, "_reduce", "reduced")
+    told(MegatronRun, "scale", "reduced", before=True)
 
 
 def train(arguments: argparse.Namespace, log: EventLog) -> None:

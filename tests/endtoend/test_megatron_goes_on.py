@@ -268,7 +268,7 @@ def test_the_others_go_on_and_the_replacement_joins(
         pytest.param("dp2tp2", ("0:1:backward:kill", "1:1:meet:kill"), marks=pytest.mark.slow),
         pytest.param("dp2pp2", ("2:1:before:kill", "1:1:meet:kill"), marks=pytest.mark.slow),
         pytest.param("dp2pp2", ("2:1:before:kill", "1:1:connected:kill"), marks=pytest.mark.slow),
-        pytest.param("dp2pp2", ("0:1:backward:kill", "2:1:connect:kill"), marks=pytest.mark.slow),
+        pytest.param("dp2pp2", ("0:1:backward:kill", "3:1:connect:kill"), marks=pytest.mark.slow),
         pytest.param("dp3tp2", ("2:1:forward:kill", "4:1:connect:kill"), marks=pytest.mark.slow),
     ],
 )

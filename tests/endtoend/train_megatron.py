@@ -115,11 +115,11 @@ def arm(strikes: Strikes) -> None:
     def summed(tokens: str, nothing: str) -> Callable[..., None]:
         return lambda _, tensor: strikes.at(nothing if tensor.is_floating_point() else tokens)
 
-    wrapped(running.MegatronRun, "_reduce", point("before"), None)
+    wrapped(running.MegatronRun, "_count", point("before"), None)
     wrapped(buckets.Buckets, "_finish", None, bucket)
     wrapped(buckets.Buckets, "reduce", None, point("reduced"))
     wrapped(members.Members, "sum", summed("tokens", "commit"), summed("counted", "committed"))
-    wrapped(running.MegatronRun, "_meet", point("meet"), None)
+    wrapped(members.Members, "say", point("meet"), None)
     wrapped(groups, "connect_group", point("connect"), point("connecting"))
     wrapped(groups.Groups, "enter", None, point("connected"))
     wrapped(members.Members, "send", None, third("give"))

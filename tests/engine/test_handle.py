@@ -154,5 +154,5 @@ def test_each_command_has_a_reason_and_a_path_is_told_as_a_scenario() -> None:
         "        Say in 1: state=None until=1 held=[] done=[]: the members of world 1 say where they are",
         "3. 0: all have spoken",
         "    0: AllSaid state=None until=1 held=[] done=[]",
-        "        MakeGroup number=1: all have spoken, and the world has no process group yet",
+        "        MakeGroup number=1 layout=None: all have spoken, and the world has no process group yet",
     ]

@@ -12,8 +12,8 @@ from replicas import Case, Connection, Died, Rank, Violation, Work, here
 from torch import Tensor
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement
-from unicron_elastic.megatron.layout import ReplicaShape
+from unicron_elastic.engine.protocol.replica_agreement import MemberSaid, ReplicaAgreement
+from unicron_elastic.engine.protocol.replica_layout import ReplicaShape
 
 DECISIONS_MAX = 30_000
 
@@ -93,7 +93,7 @@ class Job:
     def connect_anew(self, number: int) -> None:
         """The same members, unless there is another world by now."""
         if self.newest.number == number:
-            self.newest = self.newest.after(store="h:1", reason="so")
+            self.newest = self.newest.after(store="h:1", reason="so", anew=True)
             self.say(f"world {self.newest.number}: the same")
             self._announce()
 
@@ -179,6 +179,8 @@ class Job:
                     return rank
             if self.events:
                 self.events.pop(self.dice.randrange(len(self.events)))()
+            elif any(rank.connection.notice() for rank in alive if rank.connection is not None):
+                continue
             elif alive:
                 self.fail("nobody goes on: " + "; ".join(f"{rank.name} waits for {rank.waits_for}" for rank in alive))
                 return None

@@ -14,9 +14,10 @@ from replica_jobs import Job
 from replicas import FakeMeeting, Work, here
 from torch import Tensor
 
+from unicron_elastic.engine.protocol import handle_member
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
+from unicron_elastic.engine.protocol.replica_agreement import MemberSaid, ReplicaAgreement, agree
 from unicron_elastic.megatron import members, run
-from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
 
 __all__ = ["install"]
 
@@ -114,12 +115,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "parallel_state": _Distributed(),
         "Meeting": FakeMeeting,
         "Waiter": _Waiter,
-        "agree": _agree,
         "break_collectives": lambda *_, **__: here.rank.break_collectives(),
         "wait_let_go": lambda *_: None,
+        "_is_of_connections": lambda error: "Connection closed" in str(error),
     }.items():
         monkeypatch.setattr(members, name, value)
+    monkeypatch.setattr(handle_member, "agree", _agree)
     monkeypatch.setattr(run, "give_state", _give)
     monkeypatch.setattr(run, "take_state", _take)
     monkeypatch.setattr(run, "made_before", lambda _steps: None)
-    monkeypatch.setattr(run, "_is_of_connections", lambda error: "Connection closed" in str(error))

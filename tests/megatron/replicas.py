@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from replica_jobs import Job
 
 BUCKETS = 3
+COLLECTIVE = "a collective"
 BROKEN = -7.0  # a broken collective leaves anything
 here = threading.local()
 
@@ -107,6 +108,7 @@ class Rank:
     # -- as Membership ------------------------------------------------------------------------------------------------
 
     is_fixed = False
+    next_world_timeout_s = 60.0
 
     def enter(self) -> dict[str, Any] | None:
         if self.is_newcomer:
@@ -119,8 +121,15 @@ class Rank:
         self.job.later(lambda: self.job.change(joined=(member,)))
         self.job.wait("a world with it", lambda: self.heard is not None)
 
-    def adopt(self) -> tuple[World, int, Any]:
+    def newer_than(self, number: int) -> tuple[World, int | None] | None:
+        if self.heard is None or self.heard.number <= number:
+            return None
+        return self.heard, self.heard.rank_of(self.name)
+
+    def adopt(self, number: int | None = None) -> tuple[World, int, Any]:
         assert self.heard is not None
+        if number is not None and self.heard.number > number:
+            raise Superseded
         self.adopted = self.heard.number
         index = self.heard.rank_of(self.name)
         if index is None:
@@ -131,15 +140,14 @@ class Rank:
         self.job.wait("a newer world", lambda: self.is_newer() or bool(self.job.over))
         return self.is_newer()
 
-    def wait_for_agreed(self, timeout_s: float) -> bool:
-        return self.wait_for_newer(timeout_s)
-
-    def broke(self, _error: Exception) -> None:
-        number = self.adopted
-        if not self.is_newer():
-            self.break_collectives()
-            self.job.later(lambda: self.job.connect_anew(number))
+    def wait_for_agreed(self, _timeout_s: float) -> bool:
         self.job.wait("a newer world, after a break", self.is_newer)
+        return True
+
+    def tell_broken(self, _error: Exception) -> None:
+        number = self.adopted
+        self.break_collectives()
+        self.job.later(lambda: self.job.connect_anew(number))
 
     def tell(self, message: Notice) -> None:
         if isinstance(message, Parted) and not self.has_parted:
@@ -175,11 +183,9 @@ class Rank:
             buckets=buckets.Buckets([SimpleNamespace(bucket_groups=self.groups)], self.members.waiter),
             state=self,  # type: ignore[arg-type]
             finish=self._finish,
-            changes_reduced=self.job.shape.seats > 1,
             counts_tokens=self.seat == case.tensor * (case.pipeline - 1),
             step=0,
             steps=case.steps,
-            micro_batches=case.micro_batches,
             device=torch.device("cpu"),
         )
         while not self.run.is_over:
@@ -288,6 +294,16 @@ class Connection:
     size: int
     is_broken: bool = False
     counts: dict[Any, int] = field(default_factory=dict)
+    work: Work | None = None  # the latest
+
+    def notice(self) -> bool:
+        """Whether it notices that others are gone: at the latest when nobody is left who could tell it by going on."""
+        work = self.work
+        if work is None or work.ended_well is not None or work.notices:
+            return False
+        others = [self.peers[each] for each in work.others]
+        work.notices = all(each.owner.is_gone or each.owner.waits_for == COLLECTIVE for each in others)
+        return work.notices
 
 
 class Work:
@@ -304,6 +320,7 @@ class Work:
         self.mine, self.others, self.tensor, self.is_ready, self.find = mine, others, tensor, is_ready, find
         self.notices = mine.owner.job.dice.random() < 0.7 or len(others) < 2  # the loss of another, without being told
         self.was_broken_before = mine.is_broken
+        mine.work = self
         self.ended_well: bool | None = None
 
     def _is_broken(self) -> bool:
@@ -314,7 +331,7 @@ class Work:
         """Raises RuntimeError if it broke, and then anything is in the tensor."""
         job = self.mine.owner.job
         if self.ended_well is None:
-            job.wait("a collective", lambda: self._is_broken() or self.is_ready())
+            job.wait(COLLECTIVE, lambda: self._is_broken() or self.is_ready())
             can_end = self.is_ready() and not self.was_broken_before
             self.ended_well = can_end and (not self._is_broken() or job.dice.random() < 0.5)
             if self.tensor is not None:

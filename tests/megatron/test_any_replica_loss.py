@@ -20,9 +20,12 @@ from replica_jobs import Job
 from replica_modules import install
 from replicas import Case, Violation
 
-from unicron_elastic.megatron import agreement, buckets, members, run
-from unicron_elastic.megatron.agreement import MemberSaid
-from unicron_elastic.megatron.layout import ReplicaLayout, ReplicaShape, lay_out
+from unicron_elastic.engine.protocol import handle_member, replica_agreement
+from unicron_elastic.engine.protocol.replica_agreement import MemberSaid
+from unicron_elastic.engine.protocol.replica_layout import ReplicaLayout, ReplicaShape, lay_out
+from unicron_elastic.engine.protocol.replica_member import ReplicaMember
+from unicron_elastic.engine.protocol.replica_phase import Standing
+from unicron_elastic.megatron import buckets, members, run
 
 SCHEDULES = int(os.environ.get("UNICRON_SCHEDULES", "600"))
 SEED = os.environ.get("UNICRON_SEED")
@@ -112,32 +115,41 @@ def reduced_too_early(_self: buckets.Buckets) -> Iterator[None]:
     yield
 
 
-MEET, TAKE_PART = run.MegatronRun._meet, run.MegatronRun._take_part
+TAKE_PART, END_MAKING, RESTORE = handle_member._take_part, handle_member._end_making, run.MegatronRun._restore
 
 
-def take_part_whatever_was_dealt(self: run.MegatronRun, agreed: Any) -> None:
-    TAKE_PART(self, agreed)
-    self._assigned = self._held | self._share()
+def take_part_whatever_was_dealt(member: ReplicaMember, record: Any, agreed: Any) -> handle_member.MemberAnswer:
+    share = tuple(sorted(handle_member._share(member)))
+    return TAKE_PART(member, record, replace(agreed, dealt=(share,) * len(agreed.dealt)))
 
 
-def take_part_with_what_there_is(self: run.MegatronRun, agreed: Any) -> None:
-    TAKE_PART(self, replace(agreed, fill=()))
+def take_part_with_what_there_is(member: ReplicaMember, record: Any, agreed: Any) -> handle_member.MemberAnswer:
+    return TAKE_PART(member, record, replace(agreed, fill=()))
+
+
+def stay_after_taking(member: ReplicaMember, standing: Standing) -> handle_member.MemberAnswer:
+    return handle_member._meet_within(member) if standing is Standing.APART else END_MAKING(member, standing)
+
+
+def restore_what_is_not_reduced(self: run.MegatronRun, *, is_within: bool) -> None:
+    del is_within
+    RESTORE(self, is_within=False)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "word"),
     [
-        (agreement, "_held", held_of_the_first, "applies"),
-        (agreement, "_is_ready", ready_with_the_last_state, "applies"),
-        (agreement, "lay_out", laid_out_without_state, "nobody has the state"),
-        (agreement, "deal", lambda _lost, held: tuple(() for _ in held), "applies"),
+        (replica_agreement, "_held", held_of_the_first, "applies"),
+        (replica_agreement, "_is_ready", ready_with_the_last_state, "applies"),
+        (replica_agreement, "lay_out", laid_out_without_state, "nobody has the state"),
+        (replica_agreement, "deal", lambda _lost, held: tuple(() for _ in held), "applies"),
         (buckets.Buckets, "restore", lambda _self: None, "two reductions"),
         (buckets.Buckets, "held_back", reduced_too_early, "applies"),
         (members.Members, "must_break", lambda _self, _world: False, "goes on"),
-        (run.MegatronRun, "_take_part", take_part_whatever_was_dealt, "applies"),
-        (run.MegatronRun, "_take_part", take_part_with_what_there_is, "begins bucket"),
-        pytest.param(run.MegatronRun, "_meet", lambda self, **_: MEET(self), "", marks=pytest.mark.slow),
-        (run.MegatronRun, "_restore_reduced", lambda _self: None, "applies"),
+        (handle_member, "_take_part", take_part_whatever_was_dealt, "applies"),
+        (handle_member, "_take_part", take_part_with_what_there_is, "begins bucket"),
+        pytest.param(handle_member, "_end_making", stay_after_taking, "", marks=pytest.mark.slow),
+        (run.MegatronRun, "_restore", restore_what_is_not_reduced, "applies"),
     ],
     ids=["held", "ready", "layout", "deal", "restore", "held-back", "break", "dealt", "fill", "leaves", "reduced"],
 )

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
-from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
-from unicron_elastic.megatron.layout import ReplicaShape
+from unicron_elastic.engine.protocol.replica_agreement import MemberSaid, ReplicaAgreement, agree
+from unicron_elastic.engine.protocol.replica_layout import ReplicaShape
 
 PAIR = ReplicaShape(tensor=1, pipeline=2)
 ALL = frozenset({0, 1})  # buckets

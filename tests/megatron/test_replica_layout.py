@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.megatron.layout import FormerPlace, ReplicaShape, lay_out
+from unicron_elastic.engine.protocol.replica_layout import FormerPlace, ReplicaShape, lay_out
 
 SHAPES = st.builds(ReplicaShape, tensor=st.integers(1, 4), pipeline=st.integers(1, 4))
 

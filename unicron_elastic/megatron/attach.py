@@ -168,12 +168,10 @@ def attach(
         buckets=Buckets(chunks, members.waiter, groups.keep, is_wide=reproducible),
         state=State(chunks, optimizer if sharded is None else OptimizerSettings(sharded), state),
         finish=lambda: finalize(chunks, None),
-        changes_reduced=groups.shape.seats > 1,
         counts_tokens=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         and parallel_state.get_tensor_model_parallel_rank() == 0,
         step=step,
         steps=steps,
-        micro_batches=micro_batches,
         device=device_of(chunks),
         sharded=sharded,
         is_reproducible=reproducible,

@@ -24,10 +24,10 @@ from megatron.core import parallel_state
 from torch.distributed import Store
 
 from unicron_elastic.compat.groups import fake_store
+from unicron_elastic.engine.protocol.replica_layout import ReplicaShape
 from unicron_elastic.engine.transport.connect import connect_group
 from unicron_elastic.engine.transport.superseded import given_up_when
 from unicron_elastic.engine.transport.waiter import keep_for_ever
-from unicron_elastic.megatron.layout import ReplicaShape
 from unicron_elastic.training.group.meeting import Meeting
 
 _TAKES_PLACE = "UNICRON_TAKES_PLACE"  # set by the agent

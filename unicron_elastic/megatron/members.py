@@ -1,11 +1,12 @@
-"""The ranks that train with Megatron-Core, in each world anew: they meet, agree, and make their process groups."""
+"""The ranks that train with Megatron-Core, in each world anew: they meet, and make their process groups.
+
+Each method does one thing that the protocol has decided, and returns the event that it ended with; if it broke, that.
+"""
 
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,19 +14,34 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from unicron_elastic.base.fault import Failure, Severity
 from unicron_elastic.base.world import World
-from unicron_elastic.engine.protocol.agreement import NoStateLeft
+from unicron_elastic.engine.protocol.handle_member import handle_member
+from unicron_elastic.engine.protocol.member_event import OthersEnded, OthersTrain
+from unicron_elastic.engine.protocol.replica_agreement import MemberSaid
+from unicron_elastic.engine.protocol.replica_event import (
+    AllSaid,
+    Answered,
+    Connected,
+    GroupBroke,
+    ReplicaEvent,
+    RoundLeft,
+    WorldHeard,
+)
+from unicron_elastic.engine.protocol.replica_layout import ReplicaLayout, first_layout, name_of
+from unicron_elastic.engine.protocol.replica_member import ReplicaMember
 from unicron_elastic.engine.protocol.said import MismatchError
 from unicron_elastic.engine.protocol.shares import from_ranges, to_ranges
+from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.references import count_references, wait_let_go
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.engine.transport.waiter import AbandonedError, Waiter
-from unicron_elastic.megatron.agreement import MemberSaid, ReplicaAgreement, agree
+from unicron_elastic.faults.classify import classify
 from unicron_elastic.megatron.groups import Groups
-from unicron_elastic.megatron.layout import ReplicaLayout
 from unicron_elastic.training.group.assembly import BROKEN
 from unicron_elastic.training.group.meeting import Meeting
 from unicron_elastic.training.group.membership import Membership
+from unicron_elastic.training.replica_driver import Driver
 from unicron_elastic.worker.collectives.broken import break_collectives
 from unicron_elastic.worker.notices import Notice
 from unicron_elastic.worker.phases import phase
@@ -36,69 +52,85 @@ _OVER = "over"
 
 
 class Members:
-    """Of one process, which has the same ``seat`` for life. ``replica`` is the name of the one that it trains in."""
+    """`Members` is the world as one process sees it. ``driver`` knows where the process is in it."""
 
     def __init__(self, membership: Membership, groups: Groups, micro_batches: int) -> None:
         self._membership = membership
         self._groups = groups
-        self._micro_batches = micro_batches
-        self.unit = groups.unit
-        self._is_broken = False  # the connections of this world
-        self.waiter = Waiter(lambda: self._is_broken or membership.is_newer(), looks_up="gloo" in groups.backend)
         rank, size = dist.get_rank(), dist.get_world_size()
-        self.seat, number = groups.shape.seat_of(rank, size)
-        self.replica: str | None = f"0/{number}"
-        self.replicas = size // groups.shape.seats
-        self.number = number  # of its replica among them
+        seat, number = groups.shape.seat_of(rank, size)
+        member = ReplicaMember(
+            shape=groups.shape,
+            seat=seat,
+            micro_batches=micro_batches,
+            layout=first_layout(groups.shape, size),
+            rank=rank,
+            replica=name_of(0, number),
+            unit=groups.unit,
+        )
+        self.driver = Driver(membership, member, handle_member)
+        self.waiter = Waiter(
+            lambda: not self._member.is_connected or membership.is_newer(), looks_up="gloo" in groups.backend
+        )
         self.world: World | None = None
-        self.index = rank
         self._meeting: Meeting | None = None
-        self._is_connected = True
-        self._layout: ReplicaLayout | None = None
-        self._lock = threading.Lock()
-        self._is_computing = False
-        self._owes_a_break = False
-        self.is_alone = False  # it has process groups without peers
-        self._was_broken = False  # collectives that end may have ended without their result, on NCCL
-
-    def begin(self) -> bool:
-        """Becomes a member of the job; false for a newcomer, which has no state yet."""
-        if self._membership.enter() is None:
-            if self._membership.is_fixed:
-                return True
-            self._adopt()
-            assert self.world is not None
-            self._is_connected = self.world.number == 1
-            return True
-        self.replica, self._is_connected = None, False
-        self._membership.is_ready(0)
-        return False
+        self._error: Exception | None = None  # which broke the latest world
 
     @property
-    def is_spare(self) -> bool:
-        """Whether it waits for others of whom a replica could be made."""
-        return self._layout is not None and self._layout.replica_of(self.index) is None
+    def _member(self) -> ReplicaMember:
+        return self.driver.replica
 
-    def needs_meeting(self) -> bool:
-        """Whether there is a world that has not met, or has not connected."""
-        return not self._is_connected or self._membership.is_newer()
+    @property
+    def index(self) -> int:
+        """Return the place of this one among the members of its world."""
+        return self._member.rank
 
-    def wait_as_spare(self) -> bool:
-        """Until the next world; false if the others have made the last step."""
+    @property
+    def replicas(self) -> int:
+        """Return how many replicas train."""
+        return len(self._member.layout.replicas)
+
+    @property
+    def number(self) -> int:
+        """Return that of this one's replica among them."""
+        number = self._member.number
+        assert number is not None
+        return number
+
+    # -- how it comes in, and goes ------------------------------------------------------------------------------------
+
+    def enter(self) -> Answered:
+        """Become a member of the job; a newcomer has no state yet."""
+        if self._membership.enter() is not None:
+            return Answered()
+        if not self._membership.is_fixed:
+            self._adopt()
+        return Answered(is_member=True)
+
+    def get_ready(self) -> WorldHeard:
+        """Tell the agent that this newcomer waits for a world with it; return that. Raises TimeoutError."""
+        self._membership.is_ready(0)
+        newest = self._membership.newer_than(0)
+        assert newest is not None
+        return WorldHeard(*newest)
+
+    def sit_out(self) -> OthersEnded | None:
+        """Wait for the next world, or until the others have made the last step."""
         with phase(SPARE):
             while not self._membership.wait_for_newer(SPARE_LOOK_S):
-                if self.is_over():
-                    self.be_alone()
-                    return False
-        return True
+                if self._is_over():
+                    return OthersEnded()
+        return None
 
-    def is_over(self) -> bool:
-        """Whether somebody has made the last step and knows that all have who trained with it."""
+    def ask_end(self) -> ReplicaEvent:
+        """Find out whether somebody has made the last step and knows that all have who trained with it."""
+        return OthersEnded() if self._is_over() else OthersTrain()
+
+    def _is_over(self) -> bool:
         return self._meeting is not None and self._meeting.is_announced(_OVER)
 
     def be_alone(self) -> None:
         """Use process groups without peers: the script may go on."""
-        self.is_alone = True
         self._groups.leave()
         self._groups.be_alone()
 
@@ -117,122 +149,102 @@ class Members:
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
-    def meet(self, say: Callable[[], MemberSaid]) -> ReplicaAgreement:
-        """Meets the members of the newest world; ``say`` tells where this one is. Afterwards the groups are made.
+    def say(self, number: int, said: MemberSaid) -> ReplicaEvent:
+        """Speak in the next round of the meeting of the world ``number``, and hear all.
 
-        Raises NoStateLeft, MismatchError, or what broke a world after which none came.
+        Raises MismatchError, MissingError, and what broke a world without another one.
         """
-        while True:
-            try:
-                return self._meet(say())
-            except Superseded:
-                continue
-            except (NoStateLeft, MismatchError):
-                raise
-            except BROKEN as error:
-                self.broke(error)
+        try:
+            if self.world is None or self.world.number < number:
+                self._adopt(number)
+            assert self._meeting is not None
+            with phase(MEET):
+                heard = self._meeting.exchange(_written(said, self._terms), self._groups.timeout_s)
+        except Superseded:
+            return RoundLeft()
+        except BROKEN as error:
+            return self._broke(error)
+        micro_batches = self._member.micro_batches
+        return AllSaid(tuple(_read(text, self._terms, micro_batches, index) for index, text in enumerate(heard)))
 
-    def _meet(self, said: MemberSaid) -> ReplicaAgreement:
-        if self._meeting is None or self._membership.is_newer():
-            self._adopt()
-            self._is_connected = False
+    def _adopt(self, number: int | None = None) -> None:
+        self.world, index, store = self._membership.adopt(number)
+        self._meeting = Meeting(store, self.world, index, self._membership.is_newer)
+
+    def connect(self, layout: ReplicaLayout) -> ReplicaEvent:
+        """Make the process groups of this world, if this one trains in it."""
         assert self._meeting is not None
-        with phase(MEET):
-            heard = self._meeting.exchange(_written(said, self._terms), self._groups.timeout_s)
-        everybody = [_read(text, self._terms, self._micro_batches, index) for index, text in enumerate(heard)]
-        agreement = agree(
-            everybody,
-            shape=self._groups.shape,
-            micro_batches=self._micro_batches,
-            unit=self.unit,
-            layout=self._layout if self._is_connected else None,
-            nodes=[] if self.world is None else [member.node for member in self.world.members],
-        )
-        if not self._is_connected:
-            self._connect(agreement.layout, self._meeting)
-        return agreement
-
-    def _adopt(self) -> None:
-        self.world, self.index, store = self._membership.adopt()
-        self._meeting = Meeting(store, self.world, self.index, self._membership.is_newer)
-
-    def _connect(self, layout: ReplicaLayout, meeting: Meeting) -> None:
-        assert self.world is not None
-        self._was_broken = False
         self._groups.leave()  # not before all have met: until then a pipeline of theirs may need this member
-        self._is_broken = False
         self.waiter.begin()
-        self._layout, self.replicas = layout, len(layout.replicas)
-        number = layout.replica_of(self.index)
-        if number is None:
-            self.replica = None
-        else:
-            self.number = number
-            self.replica = layout.names[number] or f"{self.world.number}/{number}"
-            rank = layout.rank_of(self.index)
-            assert rank is not None
-            try:
-                with phase(MEET):
-                    self._groups.enter(meeting, rank, layout.size)
-            except BaseException:  # others may have made groups with this one, and would wait in them
-                break_collectives("the groups of a world were not made", is_quiet=True)
-                raise
-        self._is_connected = True
+        rank = layout.rank_of(self.index)
+        if rank is None:
+            return Connected()
+        try:
+            with phase(MEET):
+                self._groups.enter(self._meeting, rank, layout.size)
+        except BaseException as error:  # others may have made groups with this one, and would wait in them
+            break_collectives("the groups of a world were not made", is_quiet=True)
+            if isinstance(error, Superseded):
+                return RoundLeft()
+            if isinstance(error, BROKEN):
+                return self._broke(error)
+            raise
+        return Connected()
 
     @property
     def _terms(self) -> str:
         shape = self._groups.shape
-        return f"{self._micro_batches} micro-batches, tensor {shape.tensor}, pipeline {shape.pipeline}"
+        micro_batches = self._member.micro_batches
+        return f"{micro_batches} micro-batches, tensor {shape.tensor}, pipeline {shape.pipeline}"
 
     # -- connections that break ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Forward and backward passes: the loss of another replica breaks nothing that they need."""
-        with self._lock:
-            self._is_computing = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._is_computing = False
-                owes, self._owes_a_break = self._owes_a_break, False
-            if owes:
-                break_collectives("a newer world has come", is_quiet=True)
-        if self._was_broken and self._groups.shape.seats > 1:
-            raise _broken_off()
-
     def must_break(self, world: World) -> bool:
-        """Whether a newer world ends what goes on now. Called from the thread that hears the agent."""
-        with self._lock:
-            self._owes_a_break = self._may_wait(world)
-            self._was_broken = self._was_broken or not self._owes_a_break
-            return not self._owes_a_break
+        """Whether a newer world ends what goes on now. Called from the thread that hears the agent.
 
-    def _may_wait(self, world: World) -> bool:
-        if not self._is_computing or self.world is None or self._groups.shape.seats == 1:
-            return False
-        names = {member.name for member in world.members}
-        if names == {member.name for member in self.world.members}:
-            return False  # somebody's connections broke, and whose is not said
-        return self._peers() <= names
+        Where it does not, the protocol hears of the world when that has ended, or ``together`` before it begins more.
+        """
+        return not self._member.may_go_on(world)
 
-    def _peers(self) -> set[str]:
-        """The members of this one's replica."""
-        assert self.world is not None
-        if self._layout is None:
-            shape, size = self._groups.shape, self.world.size
-            indices = tuple(i for i in range(size) if shape.seat_of(i, size)[1] == self.number)
-        else:
-            indices = self._layout.replicas[self.number]
-        return {self.world.members[index].name for index in indices}
+    def disconnect(self) -> None:
+        """Break the connections of this world, which a newer one has left for a while."""
+        break_collectives("a newer world has come", is_quiet=True)
 
-    def broke(self, error: Exception) -> None:
-        """Breaks with this world; returns when a newer one has come, else raises ``error``."""
-        self._membership.broke(error)
-        self._is_broken = True
+    def tell_broken(self) -> None:
+        """Break the connections of this world, and tell the agent why."""
+        assert self._error is not None
+        self._membership.tell_broken(self._error)
+
+    def await_next(self) -> None:
+        """Wait for the world after one that broke. Raises what broke it if none comes."""
+        if not self._membership.wait_for_agreed(self._membership.next_world_timeout_s):
+            assert self._error is not None
+            raise self._error
+
+    def together(self, part: Callable[[], object]) -> GroupBroke | None:
+        """Do a part of what all who train do; return how it broke, or None. Raises the script's own errors."""
+        if self._membership.is_newer():
+            return GroupBroke("a newer world has come")
+        return self.attempt(part)
+
+    def attempt(self, part: Callable[[], object]) -> GroupBroke | None:
+        """Do what the members of a replica do; return how it broke, or None. Raises the script's own errors."""
+        try:
+            part()
+        except BROKEN as error:
+            if not _is_of_connections(error):
+                raise
+            return self._broke(error)
+        return None
+
+    def _broke(self, error: Exception) -> GroupBroke:
+        """Return that it broke. Raises the error if no other world ever comes after this one."""
+        if self._membership.is_fixed or is_of_script(error):
+            raise error
+        self._error = error
         if isinstance(error, AbandonedError):
             self._groups.keep()
+        return GroupBroke(f"{type(error).__name__}: {error}")
 
     # -- what they do together ----------------------------------------------------------------------------------------
 
@@ -241,7 +253,7 @@ class Members:
         self.waiter.wait(dist.all_reduce(tensor, async_op=True))
         if self._groups.backend == "nccl":
             torch.cuda.synchronize(tensor.device)
-            if self._was_broken:
+            if self._membership.is_newer():  # then it may have ended without its result
                 raise _broken_off()
         return tensor
 
@@ -261,10 +273,7 @@ class Members:
 
     def in_seat(self) -> tuple[int, ...]:
         """Return who has this one's seat, by replica."""
-        if self._layout is not None:
-            return self._layout.in_seat(self.seat)
-        shape, size = self._groups.shape, self.replicas * self._groups.shape.seats
-        return tuple(shape.rank_of(self.seat, number, self.replicas) for number in range(size // shape.seats))
+        return self._member.layout.in_seat(self._member.seat)
 
     def spread(self, tensor: Tensor, *, source: int, takes: bool) -> None:
         """Gives all who have this seat what ``source`` has, in place if this one ``takes`` it."""
@@ -273,9 +282,7 @@ class Members:
         self.waiter.wait(dist.broadcast(target, self._rank(source), group=group, async_op=True))
 
     def _rank(self, member: int) -> int:
-        if self._layout is None:  # the script's own groups
-            return member
-        rank = self._layout.rank_of(member)
+        rank = self._member.layout.rank_of(member)
         assert rank is not None
         return rank
 
@@ -287,6 +294,16 @@ class Members:
 def _broken_off() -> Exception:
     error: Exception = dist.DistNetworkError("Connection closed by peer: a newer world has come")
     return error
+
+
+def _is_of_connections(error: BaseException) -> bool:
+    """Whether it is about the connections between ranks, and not the script's own."""
+    if isinstance(error, AbandonedError):
+        return True
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    failure = Failure(at=0.0, rank=0, local_rank=0, pid=0, exception_type=name, message=str(error))
+    return classify(failure).severity is Severity.SEV3
 
 
 def _written(said: MemberSaid, terms: str) -> str:

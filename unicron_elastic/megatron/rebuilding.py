@@ -21,7 +21,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from unicron_elastic.engine.transport.waiter import keep_for_ever
-from unicron_elastic.megatron.layout import Span
+from unicron_elastic.megatron.part_transfer import Span
 from unicron_elastic.megatron.state_part import like
 
 

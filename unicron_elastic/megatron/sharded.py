@@ -19,8 +19,9 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.tensor_parallel import copy_tensor_model_parallel_attributes
 from torch import Tensor
 
-from unicron_elastic.megatron.layout import Cut, PartTransfer, Range, holders, shard, transfers
+from unicron_elastic.engine.protocol.replica_layout import Cut
 from unicron_elastic.megatron.members import Members
+from unicron_elastic.megatron.part_transfer import PartTransfer, Range, holders, shard, transfers
 from unicron_elastic.megatron.rebuilding import find_groups, rebuild, spans_of
 from unicron_elastic.megatron.state_part import StatePart, like
 

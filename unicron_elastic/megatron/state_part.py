@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unicron_elastic.megatron.layout import Cut, Range
+from unicron_elastic.engine.protocol.replica_layout import Cut
+from unicron_elastic.megatron.part_transfer import Range
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

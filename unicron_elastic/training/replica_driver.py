@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
+from unicron_elastic.base.world import World
 from unicron_elastic.engine.protocol.handle import ProtocolError, handle
+from unicron_elastic.engine.protocol.member_command import Evaluate, MakeStep
 from unicron_elastic.engine.protocol.replica_command import (
     BeginReduce,
     Commit,
@@ -20,36 +22,38 @@ from unicron_elastic.engine.protocol.replica_phase import Replica
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.snapshot.gate import StateGate
 
-_TO_SCRIPT = (Compute, BeginReduce, Commit, LetGo, ReturnMean)
+_TO_SCRIPT = (Compute, BeginReduce, Commit, LetGo, ReturnMean, MakeStep, Evaluate)
 Result: TypeAlias = ReplicaEvent | None  # None: the waiting has ended with news, which are told anyway
+Act: TypeAlias = Callable[[ReplicaCommand], Iterable[Result]]
 
 
-class ReplicaDriver:
-    """`ReplicaDriver` keeps what a replica knows. ``act`` does what the protocol decides, and returns how that ended.
+class _Hears(Protocol):
+    @property
+    def heard(self) -> World | None:
+        """Return the newest world of which it was told."""
 
-    All is decided in the thread of the script, which goes on when nothing is left to do. Other threads only copy the
-    state: while something is decided, nobody begins to.
+
+Decider = TypeVar("Decider", bound=_Hears)
+
+
+class Driver(Generic[Decider]):
+    """`Driver` keeps what a ``replica``, or a member of one, knows.
+
+    ``decide`` is the protocol; ``act`` does what that decides, and returns how it ended. All is decided in the thread
+    of the script, which goes on when nothing is left to do.
     """
 
     def __init__(
-        self, membership: Membership, gate: StateGate, act: Callable[[ReplicaCommand], Iterable[Result]]
+        self,
+        membership: Membership,
+        replica: Decider,
+        decide: Callable[[Decider, ReplicaEvent], tuple[Decider, tuple[ReplicaCommand, ...]]],
+        act: Act = lambda _command: (),
     ) -> None:
-        self.replica = Replica(micro_batches=1, buckets=1)
+        self.replica = replica
         self._membership = membership
-        self._gate = gate
-        self._act = act
-
-    def begin(self, micro_batches: int) -> None:
-        """Take it that all steps have so many."""
-        self.replica = self.replica._replace(micro_batches=micro_batches)
-
-    def lay_out(self, buckets: int) -> None:
-        """Tell that the gradients are in so many other buckets."""
-        self._decide(LaidOut(buckets))
-
-    def count(self, step: int) -> None:
-        """Take it that the state has so many steps behind it, as the script or who has given the state says."""
-        self.replica = self.replica._replace(step=step)
+        self._decide_by = decide
+        self.act = act
 
     def post(self, event: ReplicaEvent) -> ReplicaCommand | None:
         """Tell what the script does; return what it is to do next. Raises what ``act`` raises."""
@@ -64,20 +68,62 @@ class ReplicaDriver:
             if not commands and result is not None:
                 commands = self._decide(result)
             for command in commands[:-1]:
-                self._act(command)  # at once: only what is last takes time, or goes back to the script
-            if self.replica.may_be_copied:  # and not before the step has been cleared, say
-                self._gate.open(self.replica.step)
+                self.act(command)  # at once: only what is last takes time, or goes back to the script
+            self._is_about_to_act()
             for command in commands[-1:]:
                 if isinstance(command, _TO_SCRIPT):
                     to_script = command
                 else:
-                    results.extend(self._act(command))
+                    results.extend(self.act(command))
         return to_script
+
+    def _is_about_to_act(self) -> None:
+        """Nothing is decided for a while."""
 
     def _hear(self) -> tuple[ReplicaCommand, ...]:
         """Take in what has happened beside the script, and return what follows."""
-        self._gate.close()
         return tuple(command for event in self._news() for command in self._decide(event))
+
+    def _news(self) -> Iterator[ReplicaEvent]:
+        heard = self.replica.heard
+        newer = self._membership.newer_than(0 if heard is None else heard.number)
+        if newer is not None:
+            yield WorldHeard(*newer)
+
+    def _decide(self, event: ReplicaEvent) -> tuple[ReplicaCommand, ...]:
+        self.replica, commands = self._decide_by(self.replica, event)
+        return commands
+
+
+class ReplicaDriver(Driver[Replica]):
+    """`ReplicaDriver` is that of a replica whose state others copy while it trains.
+
+    They do so in other threads: while something is decided, nobody begins to.
+    """
+
+    def __init__(self, membership: Membership, gate: StateGate, act: Act) -> None:
+        super().__init__(membership, Replica(micro_batches=1, buckets=1), handle, act)
+        self._gate = gate
+
+    def begin(self, micro_batches: int) -> None:
+        """Take it that all steps have so many."""
+        self.replica = self.replica._replace(micro_batches=micro_batches)
+
+    def lay_out(self, buckets: int) -> None:
+        """Tell that the gradients are in so many other buckets."""
+        self._decide(LaidOut(buckets))
+
+    def count(self, step: int) -> None:
+        """Take it that the state has so many steps behind it, as the script or who has given the state says."""
+        self.replica = self.replica._replace(step=step)
+
+    def _is_about_to_act(self) -> None:
+        if self.replica.may_be_copied:  # and not before the step has been cleared, say
+            self._gate.open(self.replica.step)
+
+    def _hear(self) -> tuple[ReplicaCommand, ...]:
+        self._gate.close()
+        return super()._hear()
 
     def _news(self) -> Iterator[ReplicaEvent]:
         holds = self._gate.holds
@@ -85,11 +131,4 @@ class ReplicaDriver:
             yield HoldBegan()
         for _ in range(self.replica.holders - holds):
             yield HoldEnded()
-        heard = self.replica.heard
-        newer = self._membership.newer_than(0 if heard is None else heard.number)
-        if newer is not None:
-            yield WorldHeard(*newer)
-
-    def _decide(self, event: ReplicaEvent) -> tuple[ReplicaCommand, ...]:
-        self.replica, commands = handle(self.replica, event)
-        return commands
+        yield from super()._news()

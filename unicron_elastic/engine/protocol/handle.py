@@ -365,8 +365,9 @@ def _connect(replica: Replica, record: InMeeting, event: Connected) -> Answer:
 
 
 def _agreement(record: InMeeting) -> Agreement:
-    assert record.agreement is not None
-    return record.agreement
+    agreement: Agreement | None = record.agreement
+    assert agreement is not None
+    return agreement
 
 
 def _begin_handing(replica: Replica, record: InMeeting) -> Answer:

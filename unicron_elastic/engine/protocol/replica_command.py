@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from unicron_elastic.engine.protocol.said import Said
+from unicron_elastic.engine.protocol.replica_layout import ReplicaLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Say(ReplicaCommand):
     """
 
     number: int
-    said: Said
+    said: Any  # `Said`, or `MemberSaid` where a replica has several members
     is_copy: bool = False
 
 
@@ -82,9 +83,13 @@ class AwaitWorld(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class MakeGroup(ReplicaCommand):
-    """`MakeGroup`: make the process groups of the world ``number``, in each seat that of this seat."""
+    """`MakeGroup`: make the process groups of the world ``number``, in each seat that of this seat.
+
+    ``layout``: who trains with whom, where members agree on that.
+    """
 
     number: int
+    layout: ReplicaLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +123,13 @@ class Clear(ReplicaCommand):
 
 @dataclass(frozen=True, slots=True)
 class Compute(ReplicaCommand):
-    """`Compute`: give the script these micro-batches."""
+    """`Compute`: give the script these micro-batches.
+
+    ``may_reduce``: what Megatron-Core begins to reduce in their passes is whole then.
+    """
 
     indices: tuple[int, ...]
+    may_reduce: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +143,13 @@ class BeginReduce(ReplicaCommand):
 class Reduce(ReplicaCommand):
     """`Reduce`: sum these buckets over all ranks, out of place, all but the last at once.
 
-    The last one is not summed, but as ``source`` has it; the others tell how large it is. ``is_awaited``: this rank
-    knows of a newcomer, or somebody copies its state.
+    The last one is not summed, but as ``source`` has it; the others tell how large it is. None: all are summed.
+    ``is_awaited``: this rank knows of a newcomer, or somebody copies its state.
     """
 
     buckets: tuple[int, ...]
-    source: int
-    is_awaited: bool
+    source: int | None = None
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from unicron_elastic.base.world import World
-from unicron_elastic.engine.protocol.said import Said
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,10 @@ class StepMade(ReplicaEvent):
 
 @dataclass(frozen=True, slots=True)
 class MeanAsked(ReplicaEvent):
-    """`MeanAsked`: the script asks for a mean over all ranks, between two steps or behind a call."""
+    """`MeanAsked`: the script asks for a mean over all ranks, between two steps or behind a call.
+
+    Or for something else that all ranks do there together.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class WorldHeard(ReplicaEvent):
 class AllSaid(ReplicaEvent):
     """`AllSaid`: all members have spoken in this round of the meeting; what they ``said``, by rank."""
 
-    said: tuple[Said, ...]
+    said: tuple[Any, ...]  # of `Said`, or of `MemberSaid` where a replica has several members
 
 
 @dataclass(frozen=True, slots=True)

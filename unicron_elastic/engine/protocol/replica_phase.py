@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from unicron_elastic.base.world import World
-from unicron_elastic.engine.protocol.agreement import Agreement
 
 
 class ReplicaPhase(Enum):
@@ -29,6 +28,9 @@ class ReplicaPhase(Enum):
     AVERAGING = "averaging"  # a mean, for which the script asks between two steps or calls
     PARTING = "parting"  # at the end of a call, until nobody needs it any more
     FINISHED = "finished"
+    MAKING = "making"  # the optimizer's step, with the other members of its replica
+    EVALUATING = "evaluating"  # passes between two steps, with the other members of its replica
+    SPARE = "spare"  # waits for others of whom a replica could be made
     ENDED = "ended"  # the script was told an error
 
 
@@ -40,6 +42,7 @@ class Spot(Enum):
     WITHIN = "within"  # in a step: it has asked for the first micro-batch
     BETWEEN = "between"  # two steps, or behind a call: it asks for a mean
     END = "end"  # of its call
+    MAKING = "making"  # in the optimizer's step, which members make together
 
 
 class Standing(Enum):
@@ -49,6 +52,7 @@ class Standing(Enum):
     MET = "met"  # begin the step before which it has met them: what it holds and has of it stays
     AMONG = "among"  # the same, but the others are in that step already, and do not ask for the means before it
     APART = "apart"  # meet them: it is late, or has not met them yet
+    NEW = "new"  # meet them, and take their state
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class InMeeting:
     spot: Spot
     talk: Talk
     has_state: bool
-    agreement: Agreement | None = None
+    agreement: Any = None  # `Agreement`, or `ReplicaAgreement` where a replica has several members
     by: frozenset[int] = frozenset()
     parts_in: int = 0
     copies: int = 0
@@ -141,10 +145,14 @@ class Handing:
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """`Moving`: in a meeting, the state is given or taken; ``by`` are the seats that have done it."""
+    """`Moving`: in a meeting, the state is given or taken; ``by`` are the seats that have done it.
+
+    ``left`` are a member's (source, destination) that are still to come, where each seat has its own.
+    """
 
     meeting: InMeeting
     by: frozenset[int] = frozenset()
+    left: tuple[tuple[int, int], ...] = ()
 
     phase: ClassVar = ReplicaPhase.MEETING
 

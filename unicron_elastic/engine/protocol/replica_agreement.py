@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
+from unicron_elastic.engine.protocol.replica_layout import Cut, FormerPlace, ReplicaLayout, ReplicaShape, lay_out
 from unicron_elastic.engine.protocol.shares import deal
-from unicron_elastic.megatron.layout import Cut, FormerPlace, ReplicaLayout, ReplicaShape, lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
