@@ -61,6 +61,7 @@ from unicron_elastic.launcher.agent.process.supervisor import remove_if_empty
 from unicron_elastic.launcher.agent.process.workers import WorkersContext, ignore_again
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
 from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds
+from unicron_elastic.launcher.common.few_descriptors import few_descriptors
 from unicron_elastic.launcher.config.forwarded import away_from
 from unicron_elastic.launcher.config.options import Options, from_environment
 from unicron_elastic.launcher.view.incidents.state_moves import StateMove, StateMoves
@@ -463,6 +464,8 @@ class Agent(TorchAgent):
         if lacks(Feature.WARM):
             self._runtime.stay_plain("torch does not say whether a fork may use CUDA")
         self._runtime.on_word = self._reporter.say
+        if few := few_descriptors(spec.local_world_size):
+            self._reporter.say_once("few descriptors", few)
         can_be_warm = isinstance(spec.entrypoint, str) and spec.numa_options is None
         self._runtime.begin([spec.entrypoint, *map(str, spec.args)] if can_be_warm else None, os.environ)
 
