@@ -30,6 +30,7 @@ the numbers of worlds. Ranks are not exchanged for each other, as agreements giv
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -102,7 +103,9 @@ from unicron_elastic.engine.protocol.replica_phase import (
     Computing,
     Ended,
     Finished,
+    Handing,
     InMeeting,
+    Moving,
     Outside,
     Passing,
     Replica,
@@ -345,10 +348,12 @@ class Move:
                 asks = _report(process.asked if said.is_between else None)
                 trained = frozenset({int(process.trains_other)})
                 said = replace(said, asks=asks, report=_report(process.mean), trained=trained)
+                self.update(name, is_offered=False, early=())
                 self.speak(name, number, said, "said")
             case Compare():
                 process = self.processes[name]
                 assert process.replica.met is not None
+                self.update(name, is_offered=False, early=())
                 self.speak(name, process.replica.met.number, process.is_wrong, "judged")
 
     def begin_collective(self, name: str, command: ReplicaCommand) -> None:
@@ -486,7 +491,7 @@ class Move:
             end = ALL
         rounds = (*rounds[: mine - 1], (words, end), *rounds[mine:])
         self.worlds[number] = self.worlds[number]._replace(rounds=rounds)
-        self.update(name, is_offered=False, round=(number, mine), pending=Pending(kind, (number, mine)), early=())
+        self.update(name, round=(number, mine), pending=Pending(kind, (number, mine)))
 
     def leave_round(self, number: int, mine: int) -> None:
         world = self.worlds[number]
@@ -1054,3 +1059,85 @@ def _is_broken(job: Job, world: WorldThere, by_name: dict[str, Process]) -> bool
         if other is None or other.has_exited:
             return True
     return False
+
+
+def is_end(job: Job) -> bool:
+    """Whether all scripts have ended."""
+    return all(each.has_exited for each in job.processes)
+
+
+def why_wrong_at_end(bounds: Bounds, job: Job) -> str:
+    """All have made all steps."""
+    if not job.processes:
+        return ""  # the last who had the state has missed a step of one that was lost then: all begin again
+    total = bounds.totals[-1]
+    wrong = [each.name for each in job.processes if each.params != total or each.replica.step != total]
+    return f"{', '.join(wrong)} ended with other than {total} steps" if wrong else ""
+
+
+def key_of(job: Job) -> int:
+    """Return a number that is the same for states which differ in nothing that matters."""
+    used = {job.newest.number, job.newest.anew, job.newest.parted.world}
+    for each in job.processes:
+        replica = each.replica
+        for world in (replica.heard, replica.met):
+            if world is not None:
+                used |= {world.number, world.anew, world.parted.world}
+        used |= {each.parted_in.world, _parts_in(replica.record), each.round[0]}
+    for there in job.worlds:
+        used |= {there.world.number, there.world.anew, there.world.parted.world}
+    order = sorted(used)
+    names = {each.name: at for at, each in enumerate(job.processes)}
+
+    known: dict[int, Any] = {id(None): None}  # of worlds: most are known to several processes
+
+    def world_key(world: World | None) -> Any:
+        if id(world) not in known:
+            assert world is not None
+            known[id(world)] = key_of_world(world)
+        return known[id(world)]
+
+    def key_of_world(world: World) -> Any:
+        members = tuple(names.get(each.name, -1) for each in world.members)
+        marks = (world.number, world.anew, world.parted.world)
+        return (*(bisect_left(order, each) for each in marks), world.parted.total, world.over > 0, members)
+
+    def process_key(process: Process) -> Any:
+        replica = process.replica
+        copy = process.copy
+        return (
+            _record_key(replica.record, order),
+            (replica.until, replica.step, replica.work, replica.heard_rank, replica.rank, replica.is_connected),
+            (replica.holders, world_key(replica.heard), world_key(replica.met)),
+            (process.local, process.sums, process.params, process.calls, process.counts, process.is_over),
+            None if process.pending is None else _pending_key(process.pending, order),
+            (bisect_left(order, process.round[0]), process.round[1]),
+            (bisect_left(order, process.parted_in.world), process.parted_in.total),
+            None if copy is None else (names.get(copy[0], -1), *copy[1:]),
+            (process.has_exited, process.asked, process.mean, process.means, process.is_offered),
+            (process.is_wrong, process.refuses, process.trains_other, process.early, process.must_repeat),
+        )
+
+    worlds = tuple((world_key(each.world), each.rounds, each.slots, each.is_broken) for each in job.worlds)
+    rest = (job.losses, job.breaks, job.newcomers, job.flips, job.refusals, job.additions, job.has_ended)
+    return hash((tuple(map(process_key, job.processes)), worlds, world_key(job.newest), rest))
+
+
+def _parts_in(record: Any) -> int:
+    return int(getattr(getattr(record, "meeting", record), "parts_in", 0))
+
+
+def _record_key(record: Any, order: list[int]) -> Any:
+    if isinstance(record, Handing | Moving):
+        return type(record), replace(record, meeting=_relative(record.meeting, order))
+    return type(record), _relative(record, order) if isinstance(record, InMeeting) else record
+
+
+def _relative(meeting: InMeeting, order: list[int]) -> InMeeting:
+    return replace(meeting, parts_in=bisect_left(order, meeting.parts_in)) if meeting.parts_in else meeting
+
+
+def _pending_key(pending: Any, order: list[int]) -> Any:
+    if not pending.keys:
+        return pending.kind
+    return pending.kind, bisect_left(order, pending.keys[0]), pending.keys[1:], pending.seats

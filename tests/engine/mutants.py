@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from interleavings import Bounds, Decide
 
@@ -37,20 +38,19 @@ class Mutant:
     bounds: Bounds
 
     def decide(self) -> Decide:
-        """Return ``handle`` with the change."""
-        source = Path(agreement.__file__).read_text(encoding="utf-8")
-        if self.old in source:
-            assert source.count(self.old) == 1, self.old
-            changed = _module(agreement, source.replace(self.old, self.new))
-            of_handle = Path(handle.__file__).read_text(encoding="utf-8")
-            mutant = _module(handle, of_handle)
-            mutant.agree = changed.agree  # type: ignore[attr-defined]
-        else:
-            source = Path(handle.__file__).read_text(encoding="utf-8")
-            assert source.count(self.old) == 1, self.old
-            mutant = _module(handle, source.replace(self.old, self.new))
-        decide: Decide = mutant.handle
+        """Return the protocol with the change."""
+        decide: Decide = changed(self, agreement, handle).handle
         return decide
+
+
+def changed(mutant: Any, heart: ModuleType, handler: ModuleType) -> ModuleType:
+    """Return the ``handler`` with a change in it, or in the ``heart``, which is the agreement that it uses."""
+    hearts, handlers = (Path(str(each.__file__)).read_text(encoding="utf-8") for each in (heart, handler))
+    assert hearts.count(mutant.old) + handlers.count(mutant.old) == 1, mutant.old
+    found = _module(handler, handlers.replace(mutant.old, mutant.new))
+    if mutant.old in hearts:
+        found.agree = _module(heart, hearts.replace(mutant.old, mutant.new)).agree  # type: ignore[attr-defined]
+    return found
 
 
 def _module(like: ModuleType, source: str) -> ModuleType:

@@ -1,10 +1,19 @@
-"""One member's decisions, as golden scenarios: what it is told, and what it is to do."""
+"""One member's decisions: as golden scenarios, and in all interleavings within these bounds.
+
+Every step that is applied has each micro-batch once, and what its replica shares; all divide by the same tokens and the
+same norm; members of a collective do the same; nobody takes another state than the one agreed on; nobody says that the
+state is lost while it is there, or after the end; and from every state all come to their end without one more fault.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import member_interleavings
 import pytest
+from exploration import explore
+from member_interleavings import MemberBounds
+from member_mutants import MEMBER_MUTANTS, MemberMutant
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.protocol.handle import ProtocolError
@@ -133,3 +142,65 @@ def test_one_whose_replica_is_lost_sits_out_until_the_others_have_ended() -> Non
 def test_an_event_that_cannot_be_is_refused(event: ReplicaEvent) -> None:
     with pytest.raises(ProtocolError):
         handle_member(_trains(), event)
+
+
+SHORT = (
+    MemberBounds(2, 1, losses=1, breaks=1),
+    MemberBounds(2, 1, steps=2, losses=1, newcomers=1),
+    MemberBounds(2, 1, steps=2, losses=1, newcomers=1, is_sharded=True),
+    MemberBounds(1, 2, steps=2, breaks=1),
+    MemberBounds(2, 1, losses=1, buckets=2, sums=True, evaluates=True),
+    MemberBounds(2, 1, enters=True, losses=1, hasty=True),
+    MemberBounds(2, 2, losses=1, victims=(0,), first=6, window=3),
+    MemberBounds(2, 2, losses=1, victims=(3,), first=18, window=3),
+)
+DEEP = (
+    MemberBounds(2, 2, losses=1),
+    MemberBounds(2, 2, losses=1, enters=True),
+    MemberBounds(2, 2, breaks=1),
+    MemberBounds(2, 2, losses=1, is_sharded=True),
+    MemberBounds(3, 1, losses=2),
+    MemberBounds(3, 1, losses=1, newcomers=1),
+    MemberBounds(2, 1, steps=2, losses=2, newcomers=1),
+    MemberBounds(2, 1, steps=2, losses=1, breaks=1, newcomers=1),
+    MemberBounds(1, 2, steps=2, breaks=2),
+    MemberBounds(2, 2, losses=1, newcomers=1, victims=(0,), first=20, window=1),
+)
+
+
+def _check(bounds: MemberBounds, capsys: pytest.CaptureFixture[str]) -> None:
+    found = explore(bounds, handle_member, model=member_interleavings)
+    with capsys.disabled():
+        print(f"\n{bounds}: {found}")
+    assert found.is_whole
+    assert not found.wrong
+    assert found.ends
+
+
+@pytest.mark.timeout(600)  # of a loaded machine; a few seconds of a processor
+@pytest.mark.parametrize("bounds", SHORT, ids=str)
+def test_no_interleaving_of_members_breaks_the_protocol(
+    bounds: MemberBounds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _check(bounds, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bounds", DEEP, ids=str)
+def test_no_interleaving_of_more_members_breaks_the_protocol(
+    bounds: MemberBounds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _check(bounds, capsys)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(each, marks=[pytest.mark.slow] if each.bounds.enters else []) for each in MEMBER_MUTANTS],
+    ids=lambda mutant: mutant.what,
+)
+def test_each_check_of_a_member_that_is_taken_out_is_found(mutant: MemberMutant) -> None:
+    found = explore(mutant.bounds, mutant.decide(), most_states=200_000, model=member_interleavings)
+    assert found.wrong, f"{mutant.what}: not found in {found}"
+    assert found.path

@@ -1,0 +1,129 @@
+"""The protocol of a member with one of its checks taken out, and in which bounds that is to be found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from interleavings import Decide
+from member_interleavings import MemberBounds
+from mutants import changed
+
+from unicron_elastic.engine.protocol import handle_member, replica_agreement
+
+LOSS = MemberBounds(2, 1, losses=1)
+REPLACED = MemberBounds(2, 1, steps=2, losses=1, newcomers=1)
+BREAK = MemberBounds(2, 1, breaks=1)
+PAIR_BREAKS = MemberBounds(1, 2, steps=2, breaks=1)
+PAIRS = MemberBounds(2, 2, losses=1, victims=(0,), first=4, window=3)
+PAIRS_LATER = MemberBounds(2, 2, losses=1, victims=(0,), first=12, window=3)
+PAIRS_AT_END = MemberBounds(2, 2, losses=1, victims=(0,), first=20, window=4)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMutant:
+    """`MemberMutant` is what is said of it, what is replaced by what, and in which bounds it is to be found."""
+
+    what: str
+    old: str
+    new: str
+    bounds: MemberBounds
+
+    def decide(self) -> Decide:
+        """Return the protocol with the change."""
+        decide: Decide = changed(self, replica_agreement, handle_member).handle_member
+        return decide
+
+
+MEMBER_MUTANTS = (
+    # -- what all conclude
+    MemberMutant(
+        "what one member alone has summed up counts",
+        "held.pop() if layout.names[replica] is not None and len(held) == 1",
+        "max(held, key=len) if layout.names[replica] is not None",
+        PAIR_BREAKS,
+    ),
+    MemberMutant("what the lost had is dealt to nobody", "if is_open else []", "if False else []", LOSS),
+    # -- sums
+    MemberMutant(
+        "passes that broke leave their sums",
+        "    if isinstance(record, Computing):\n        member =",
+        "    if False:\n        member =",
+        PAIR_BREAKS,
+    ),
+    MemberMutant(
+        "what was summed up within is not taken back",
+        "Restore(work.progress is Progress.WITHIN,",
+        "Restore(False,",
+        PAIR_BREAKS,
+    ),
+    MemberMutant(
+        "a bucket that some have is not given",
+        "for seat, bucket, source in agreement.fill if seat == member.seat)",
+        "for seat, bucket, source in agreement.fill if False)",
+        BREAK,
+    ),
+    MemberMutant(
+        "what is not the same in a replica stays", "if agreement.held[number] != work.held:", "if False:", PAIR_BREAKS
+    ),
+    MemberMutant(
+        "what is whole, and not committed, is summed up once more",
+        "if work.progress is Progress.WHOLE:",
+        "if False:",
+        PAIR_BREAKS,
+    ),
+    MemberMutant("tokens are counted again by who has dropped them", "tokens=agreement.tokens", "tokens=None", LOSS),
+    MemberMutant(
+        "buckets are reduced in passes of more", "may_reduce = not (work.held or work.done)", "may_reduce = True", LOSS
+    ),
+    # -- the commit and the optimizer
+    MemberMutant(
+        "a step is committed in a world that broke",
+        "    if isinstance(record, Computing):\n        member =",
+        "    if isinstance(record, Confirming):\n        return _commit(member, record, _event)\n"
+        "    if isinstance(record, Computing):\n        member =",
+        PAIR_BREAKS,
+    ),
+    MemberMutant(
+        "the norm of the step before is used again",
+        "member.work._replace(norm=None, progress",
+        "member.work._replace(progress",
+        MemberBounds(2, 1, steps=2),
+    ),
+    MemberMutant(
+        "who is late thinks that it has met",
+        "record=Stepping(Standing.APART, is_behind=True)), (commit,)",
+        "record=Stepping(Standing.EVEN, is_behind=True)), (commit,)",
+        MemberBounds(2, 1, steps=2, breaks=1),
+    ),
+    # -- meetings
+    MemberMutant(
+        "a newcomer says that it has the state",
+        "has_state=record.standing is not Standing.NEW",
+        "has_state=True",
+        REPLACED,
+    ),
+    MemberMutant(
+        "nobody waits at the end",
+        "        return _part(member)\n    return _meet_within(member)",
+        "        return _finish(member, standing)\n    return _meet_within(member)",
+        PAIRS_AT_END,
+    ),
+    MemberMutant(
+        "who is stranded at the end does not ask whether it is over",
+        "return member._replace(record=Stranded(str(error))), (asks,)",
+        "return _fail(member, 'no state left', str(error))",
+        PAIR_BREAKS,
+    ),
+    MemberMutant(
+        "nobody is told that a world broke",
+        "    if not member.knows_newer:\n        broke = (",
+        "    if False:\n        broke = (",
+        BREAK,
+    ),
+    MemberMutant(
+        "who enters late leaves the groups of the script open",
+        'return _with(_let_go(member, at_rest, "it meets the others in its first step"), Disconnect(1, reason=reason))',
+        "return _let_go(member, at_rest, reason)",
+        MemberBounds(2, 2, enters=True, losses=1, victims=(3,), window=5),
+    ),
+)
