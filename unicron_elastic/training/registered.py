@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.exact import load_exactly, tensors_of
-from unicron_elastic.training.group.sendable import Stateful, state_of
+from unicron_elastic.training.found_twice import found_twice
+from unicron_elastic.training.group.sendable import NotSendableError, Stateful, state_of
 from unicron_elastic.training.step import buffers
 
 MODEL = "model"  # the name of what is trained, which the engine looks after
@@ -27,15 +28,15 @@ class ValuesOfScript:
     """`ValuesOfScript` is a dict that a script keeps, whose values are its state."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
+        self.values = values
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is in it."""
-        return dict(self._values)
+        return dict(self.values)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Change it, and what is in it, to what was in another: a script may know those by other names."""
-        _change(self._values, state_dict)
+        _change(self.values, state_dict)
 
 
 def _change(here: Any, taken: Any) -> Any:
@@ -53,6 +54,8 @@ def _change(here: Any, taken: Any) -> Any:
         case Tensor(), Tensor() if (here.shape, here.dtype, here.layout) == (taken.shape, taken.dtype, taken.layout):
             return here if _copied_into(here, taken) else taken
         case _ if _are_arrays(here, taken) and (here.shape, here.dtype) == (taken.shape, taken.dtype):
+            if not here.flags.writeable:
+                return taken
             here[...] = taken
         case _:
             return taken
@@ -87,8 +90,15 @@ class Registered:
                 raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
         self.objects: dict[str, Stateful] = given
 
+    def found_twice(self) -> str:
+        """Say which two places of registered dicts, or of one and a module or an optimizer, are one; "" if none are."""
+        dicts = {name: each.values for name, each in self.objects.items() if isinstance(each, ValuesOfScript)}
+        return found_twice(dicts, self.objects) if dicts else ""
+
     def state(self) -> dict[str, Any]:
-        """Return the state_dict of each. Raises NotSendableError if one gives none."""
+        """Return the state_dict of each. Raises NotSendableError if one gives none, or if two places are one object."""
+        if why := self.found_twice():
+            raise NotSendableError(why)
         return {name: state_of(name, each) for name, each in self.objects.items()}
 
     def hidden(self, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ One script works alone, under torchrun and under unicron-run. Only under unicron
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,6 +79,8 @@ class Run:
         model = self._model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
         self._registered = Registered({name: each for name, each in named.items() if each is not None})
+        if why := self._registered.found_twice():
+            raise WrongUseError(why)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
@@ -99,7 +102,7 @@ class Run:
         is_replicated = self._is_wrapped if replicated is None else replicated
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
-        self._is_in_steps = False
+        self._is_in_steps = self._is_told_of_twice = False
         self._snapshots = SnapshotManager(
             self,
             self._registered.objects,
@@ -176,7 +179,7 @@ class Run:
             if self._snapshot_every or self._peer_snapshot_every or self._snapshots.is_wanted:
                 self.snapshot(engine.state, every=self._snapshot_every)
         engine.part()
-        self._is_in_steps = False
+        self._is_in_steps = self._is_told_of_twice = False
 
     # -- state that outlives this process -----------------------------------------------------------------------------
 
@@ -197,7 +200,8 @@ class Run:
         for nodes, while the next step computes: the next ``optimizer.step()`` waits for it. Between this call and that
         one, only the optimizers may change what they optimise. False if nothing was begun: without unicron-run nobody
         keeps it, a newcomer that passes by the steps of earlier ``steps()`` has nothing to keep, and gradients that
-        FSDP2 has not reduced yet cannot be kept, which is told once. All ranks call it.
+        FSDP2 has not reduced yet cannot be kept, which is told once, nor can two places of registered dicts that have
+        become one object. Of several calls in a row with one number the first counts. All ranks call it.
         From the first ``steps()`` on it is a request: what is kept is the state with which ``steps()`` yields the next
         step; behind the last one nothing is, as a script would do again what it does there. Raises ValueError for
         negative numbers and there for another step than the script is in, and TypeError for a state that cannot be
@@ -217,7 +221,16 @@ class Run:
             self._requests.ask_of_next(lambda: self._snapshots.snapshot(self._engine.steps_made))
             return self._snapshots.is_on
         self._engine.state = step  # this script counts them
-        return self._gradients.can_be_kept() and self._snapshots.snapshot(step)
+        return self._can_be_kept() and self._gradients.can_be_kept() and self._snapshots.snapshot(step)
+
+    def _can_be_kept(self) -> bool:
+        """Return whether no two places of what is registered have become one object; tells once if they have."""
+        why = self._registered.found_twice()
+        if why and not self._is_told_of_twice:
+            self._is_told_of_twice = True
+            if self._engine.rank == 0:
+                sys.stderr.write(f"unicron: no state is kept as long as it is so: {why}.\n")
+        return not why
 
     def save(self, folder: str | os.PathLike[str], step: int, keep: int = 3) -> None:
         """Begins to write the state after ``step`` optimizer steps to ``folder``, of which the newest ``keep`` stay.
@@ -238,6 +251,8 @@ class Run:
             self._requests.ask(("save", os.fspath(folder)), lambda: self._snapshots.save(folder, keep))
             return
         self._engine.state = step  # this script counts them
+        if not self._can_be_kept():
+            return
         if self._gradients.are_elsewhere or self._gradients.are_there():
             tell_of_save()
         self._snapshots.save(folder, keep)

@@ -95,6 +95,7 @@ class SnapshotManager:
         self._peer_every = peer_every
         self._writer = SnapshotWriter(files=3 if peer_every else 2)
         self._storage: Storage | None = None
+        self._begun: int | None = None  # the number of the snapshot that was begun last
         self._restores = False
         self.is_wanted = False  # the job is to wait: a snapshot of the next step, whichever it is
         generation = _generation()
@@ -114,15 +115,18 @@ class SnapshotManager:
     # -- to memory ----------------------------------------------------------------------------------------------------
 
     def snapshot(self, step: int) -> bool:
-        """Begins to copy the state to memory; false where nobody would keep it. Raises TypeError for such a state."""
-        if not self.is_on:
+        """Begins to copy the state to memory; false where nobody would keep it, or it was begun with that number.
+
+        Raises TypeError for a state that cannot be kept.
+        """
+        if not self.is_on or step == self._begun:
             return False
         self.is_wanted = False
         self.wait()
         state = self._run.state_dict()
         local = Shards(state["state"]["model"]).local(state)
-        kept = self._unchanging()
-        layout, tensors = flatten(map_leaves(local, lambda leaf: _kept(leaf, kept)))
+        kept = _Kept(self._unchanging())
+        layout, tensors = flatten(map_leaves(local, kept.of))
         rank, world_size = own_rank()
         about = {
             "step": step,
@@ -135,6 +139,7 @@ class SnapshotManager:
         }
         watch_before_steps(self._writer)
         self._writer.begin(layout, tensors, about, _tell_agent)
+        self._begun = step
         return True
 
     def note_reached(self, step: int) -> None:
@@ -406,11 +411,22 @@ def _has_storage(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided
 
 
-def _kept(leaf: Any, unchanging: set[int]) -> Any:
-    """A tensor that may change while it is copied, such as batch norm's statistics in a forward pass, is copied now."""
-    if not isinstance(leaf, Tensor) or not _has_storage(leaf) or leaf.untyped_storage().data_ptr() in unchanging:
-        return leaf
-    return leaf.detach().clone()
+class _Kept:
+    """`_Kept` copies now what may change while a state is copied, as batch norm's statistics; what is one stays one."""
+
+    def __init__(self, unchanging: set[int]) -> None:
+        """``unchanging`` are storages of tensors that do not."""
+        self._unchanging = unchanging
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # with what they are of, which so keeps its identity
+
+    def of(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not _has_storage(leaf):
+            return leaf
+        if leaf.untyped_storage().data_ptr() in self._unchanging:
+            return leaf
+        if id(leaf) not in self._copies:
+            self._copies[id(leaf)] = leaf, leaf.detach().clone()
+        return self._copies[id(leaf)][1]
 
 
 def _generation() -> dict[str, str]:
