@@ -157,14 +157,10 @@ SHORT = (
 DEEP = (
     MemberBounds(2, 2, losses=1),
     MemberBounds(2, 2, losses=1, enters=True),
-    MemberBounds(2, 2, breaks=1),
-    MemberBounds(2, 2, losses=1, is_sharded=True),
     MemberBounds(3, 1, losses=2),
     MemberBounds(3, 1, losses=1, newcomers=1),
     MemberBounds(2, 1, steps=2, losses=2, newcomers=1),
-    MemberBounds(2, 1, steps=2, losses=1, breaks=1, newcomers=1),
     MemberBounds(1, 2, steps=2, breaks=2),
-    MemberBounds(2, 2, losses=1, newcomers=1, victims=(0,), first=20, window=1),
 )
 
 

@@ -305,7 +305,7 @@ class MegatronRun:
         return said if self._sharded is None else replace(said, cuts=self._sharded.cuts)
 
     def _do_with_others(self, command: ReplicaCommand) -> list[Result]:
-        members, nothing = self._members, torch.zeros(1, device=self._device)
+        members = self._members
         match command:
             case CountTokens():
                 return [self._count()]
@@ -316,7 +316,7 @@ class MegatronRun:
                     self._buckets.keep_reduced()
                 return [members.together(self._sum_within) or SummedWithin()]
             case Confirm():
-                return [members.together(lambda: members.sum(nothing)) or Confirmed()]
+                return [members.together(lambda: members.sum(self._nothing())) or Confirmed()]
             case FindNorm():
                 return [self._find_norm(command)]
             case Settle(cuts=cuts):
@@ -329,8 +329,12 @@ class MegatronRun:
             case Average():
                 return [members.together(self._shared) or Averaged()]
             case Gather():
-                return [members.together(lambda: members.part(nothing)) or Gathered()]
+                return [members.together(lambda: members.part(self._nothing())) or Gathered()]
         return []
+
+    def _nothing(self) -> Tensor:
+        """Return what is summed up where only the coming of all counts."""
+        return torch.zeros(1, device=self._device)
 
     def _note(self, command: ReplicaCommand) -> list[Result]:
         """Carry out what is done at once."""
