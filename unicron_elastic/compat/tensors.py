@@ -16,6 +16,7 @@ __all__ = [
     "expanded_axes",
     "has_unreduced",
     "is_plain",
+    "local_of",
     "unscaled_by",
     "walked",
     "zero_each",
@@ -63,9 +64,17 @@ def changes_of(tensor: Tensor) -> int:
 
     Not known of one that was made in ``torch.inference_mode``: 0. Of a DTensor it is that of this rank's part.
     """
-    own = tensor if type(tensor) is Tensor else getattr(tensor, "_local_tensor", tensor)
+    own = local_of(tensor)
     changes: int = 0 if own.is_inference() else own._version
     return changes
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return the tensor, or this rank's part of a DTensor, which counts its changes: without a view of autograd's."""
+    if type(tensor) is Tensor:
+        return tensor
+    own: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return own
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -91,7 +91,9 @@ class Dismantler:
     def _copied(self, array: Any) -> Any:
         """A copy of an array, the same for the same one: nothing tells whether it is changed while it is on its way."""
         place = (array.__array_interface__["data"][0], array.dtype, array.shape, array.strides)
-        return self._arrays.setdefault(place, array.copy(order="C")) if array.size else array.copy()
+        if place not in self._arrays:
+            self._arrays[place] = array.copy(order="C")
+        return self._arrays[place]
 
     def _take_bytes(self, value: bytes) -> tuple[Any, ...]:
         """The skeleton of bytes, which become a tensor if there are many of them."""

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from unicron_elastic.compat.tensors import local_of
+
 _Key: TypeAlias = tuple[str, int]  # of an object, or of the memory of a tensor or an array
 
 
@@ -59,9 +61,8 @@ def _memory(value: Any) -> _Key | None:
         value = value.base
     if not isinstance(value, Tensor):
         return None
-    own = getattr(value, "to_local", lambda: value)()
     try:
-        address = own.untyped_storage().data_ptr()
+        address = local_of(value).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, say
         return None
     return ("memory", address) if address else None

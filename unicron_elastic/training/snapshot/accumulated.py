@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unicron_elastic.compat.tensors import changes_of, has_unreduced, is_plain
+from unicron_elastic.compat.tensors import changes_of, has_unreduced, is_plain, local_of
 from unicron_elastic.compat.watching.optimizers import watch_after_steps
 from unicron_elastic.state.snapshot.gather import own_rank
 
@@ -156,16 +156,11 @@ def _of(optimizer: Optimizer) -> list[Tensor]:
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _local(tensor: Tensor) -> Any:
-    """Return the tensor, or this rank's part of a sharded one, whose changes are not its own."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def _are_something(gradients: Sequence[Tensor]) -> list[bool]:
     """Return of each whether it is more than zeros, or may be, with one look at each device."""
     found = [True] * len(gradients)
     places: dict[torch.device, list[int]] = {}
-    local = [_local(each) for each in gradients]
+    local = [local_of(each) for each in gradients]
     for place, each in enumerate(local):
         if is_plain(each):
             places.setdefault(each.device, []).append(place)
@@ -186,12 +181,12 @@ def _kept(gradient: Tensor) -> Any:
         merged = gradient.detach().coalesce()
         return {"indices": merged.indices(), "values": merged.values(), "shape": list(merged.shape)}
     is_known = type(gradient) is Tensor or hasattr(gradient, "device_mesh")
-    return gradient.detach() if is_known and is_plain(_local(gradient)) else None
+    return gradient.detach() if is_known and is_plain(local_of(gradient)) else None
 
 
 def _made(kept: Any, parameter: Tensor) -> Tensor:
     device = parameter.device
-    if kept == _ZEROS:
+    if isinstance(kept, str):  # _ZEROS
         return torch.zeros_like(parameter, requires_grad=False)
     if not isinstance(kept, dict):
         gradient: Tensor = kept.detach().to(device, copy=True)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from unicron_elastic.compat.tensors import local_of
 from unicron_elastic.compat.watching.optimizers import watch_before_steps
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot.gather import gathering, own_rank
@@ -167,7 +168,7 @@ class SnapshotManager:
 
         def learn(leaf: Any) -> None:
             if isinstance(leaf, Tensor):
-                local = leaf.to_local() if hasattr(leaf, "to_local") else leaf
+                local = local_of(leaf)
                 if _has_storage(local):
                     found.add(local.untyped_storage().data_ptr())
 
