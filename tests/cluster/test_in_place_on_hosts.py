@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CUT_S = 8.0
 SCRIPT = """
-import sys, time
+import os, sys, time
 import torch, unicron_elastic
 
-print("STARTED", flush=True)
+os.write(1, b"STARTED\\n")
 
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -33,7 +33,7 @@ for step in run.steps(total=10**6, micro_batches=4):
         step.backward(model(torch.full((1, 2), float(index))).sum())
         time.sleep(0.01)
     optimizer.step()
-    print(f"step {step.number} of {run.world_size}", flush=True)
+    os.write(1, f"step {step.number} of {run.world_size}\\n".encode())
 """
 
 

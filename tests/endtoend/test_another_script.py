@@ -31,7 +31,7 @@ for step in run.steps(300, int(os.environ.get("MICRO_BATCHES", "6"))):
             time.sleep(0.03)
         step.backward(model(torch.ones(1, 2) * (index + step.number)).pow(2).mean() * 1e-3)
     optimizer.step()
-print("RESULT", model.weight.double().sum().item(), flush=True)
+os.write(1, f"RESULT {model.weight.double().sum().item()}\\n".encode())
 """
 
 

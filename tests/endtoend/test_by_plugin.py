@@ -10,7 +10,7 @@ KILLED_ONCE = """
 import os, signal, sys, time
 environ = os.environ
 rank, count = environ["RANK"], environ["TORCHELASTIC_RESTART_COUNT"]
-print(f"rank {rank} restart {count} of {environ['TORCHELASTIC_RUN_ID']}", flush=True)
+os.write(1, f"rank {rank} restart {count} of {environ['TORCHELASTIC_RUN_ID']}\\n".encode())
 if rank == "1" and count == "0":
     os.kill(os.getpid(), signal.SIGKILL)
 if count == "0":

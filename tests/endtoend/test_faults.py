@@ -147,7 +147,8 @@ def test_a_job_on_a_port_that_was_named_restarts_on_it(launcher: Any) -> None:
     launcher.script(
         "once.py",
         "import os\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
-        "print('ATTEMPT', attempt, os.environ['MASTER_PORT'], flush=True)\nos._exit(11 if attempt == '0' else 0)\n",
+        "os.write(1, f'ATTEMPT {attempt} {os.environ[\"MASTER_PORT\"]}\\n'.encode())\n"
+        "os._exit(11 if attempt == '0' else 0)\n",
     )
     run = launcher.run("--nproc-per-node=2", f"--master-port={port}", "--max-restarts=1", "once.py")
     assert run.process.returncode == 0, run.err

@@ -22,7 +22,7 @@ with open("/proc/self/cmdline") as file:
     assert file.read().split("\\0")[:-1] == sys.orig_argv
 with open(os.environ["PROBE"] + "/ran", "a") as file:
     file.write(f"{os.getpid()} {os.getppid()} {' '.join(sys.argv[1:])}\\n")
-print("out of", os.environ["RANK"], flush=True)
+os.write(1, f"out of {os.environ['RANK']}\\n".encode())
 while os.path.exists(os.environ["PROBE"] + "/wait"):
     time.sleep(0.01)
 sys.exit(int(os.environ.get("CODE", "0")))
@@ -201,7 +201,7 @@ parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
 parameter.sum().backward()
 optimizer.step()
-print(f"FOUND {FOUND}", flush=True)
+os.write(1, f"FOUND {FOUND}\\n".encode())
 while not os.path.exists("learned"):
     time.sleep(0.02)
 """
@@ -257,7 +257,7 @@ def test_a_changed_file_of_what_is_preloaded_starts_plainly(jobs: Jobs) -> None:
     library = jobs.launcher.folder / "library"
     library.mkdir()
     (library / "mine.py").write_text("VALUE = 1\n")
-    jobs.launcher.script("train.py", "import mine\nprint('VALUE', mine.VALUE, flush=True)\n")
+    jobs.launcher.script("train.py", "import os, mine\nos.write(1, f'VALUE {mine.VALUE}\\n'.encode())\n")
     env = {"PYTHONPATH": str(library), "UNICRON_PRELOAD": "mine"}
     run = jobs.launcher.start
     jobs.launcher.start = lambda *words, **how: run(*words, fast=False, **how)

@@ -14,6 +14,7 @@ import pytest
 
 from unicron_elastic.launcher.agent.process import activity as module
 from unicron_elastic.launcher.agent.process.activity import Activity, activity, cpu_time_s, is_ending, threads
+from unicron_elastic.worker.answer_questions import THREAD_NAME
 
 DEADLINE_S = 30.0
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -97,18 +98,20 @@ def test_the_thread_that_answers_us_does_not(start: Start) -> None:
     assert until(process.pid, lambda doing: doing.stopped).stopped
 
 
+@pytest.mark.parametrize("name", ["python", THREAD_NAME])
 @pytest.mark.parametrize(("again", "runs"), [("S", False), ("R", True)])
 def test_a_thread_that_sleeps_again_at_once_has_only_looked(
-    start: Start, monkeypatch: pytest.MonkeyPatch, again: str, runs: bool
+    start: Start, monkeypatch: pytest.MonkeyPatch, again: str, runs: bool, name: str
 ) -> None:
-    """Before torch 2.13 gloo's thread, which wakes a hundred times a second, has no name by which to know it."""
+    """Gloo's wakes a hundred times a second, and ours as often where it waits for the interpreter."""
     process = start(SLEEP)
     until(process.pid, lambda doing: not doing.runnable)
     stat, looks = module._stat(str(process.pid)), iter(["R", again])
     assert stat is not None
-    monkeypatch.setattr(module, "_stat", lambda _of: stat._replace(state=next(looks)))
+    monkeypatch.setattr(module, "_stat", lambda _of: stat._replace(name=name, state=next(looks)))
     found = activity(process.pid)
-    assert found == Activity(stopped=False, runnable=runs, in_io=False)
+    answers = name == THREAD_NAME
+    assert found == Activity(stopped=False, runnable=runs and not answers, in_io=False, answering=runs and answers)
 
 
 def test_neither_does_the_thread_with_which_gloo_waits_for_messages(start: Start) -> None:

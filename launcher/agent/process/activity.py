@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from unicron_elastic.health.host.files import read
@@ -28,7 +28,7 @@ class Activity:
     stopped: bool  # T: the worker itself was stopped by a signal
     runnable: bool  # R, twice: some thread runs or waits for a CPU; t: a debugger holds it, and will let it go
     in_io: bool  # D: some thread waits for a disk, a network file system or a driver
-    answering: bool = False  # R: our thread that answers the agent runs or waits for a CPU
+    answering: bool = False  # R, twice: our thread that answers runs or waits for a CPU, not for the interpreter
 
 
 def cpu_time_s(pid: int) -> float | None:
@@ -48,10 +48,11 @@ def activity(pid: int) -> Activity | None:
     for descendant in _descendants(pid):
         states = states | _states(_stats(descendant))
     awake = [thread for thread, letter in states.items() if letter == "R"]
-    if awake:
+    about_to_answer = [thread for thread, stat in stats.items() if stat.name == THREAD_NAME and stat.state == "R"]
+    if awake or about_to_answer:
         time.sleep(_AGAIN_S)
-    runs = "t" in states.values() or any(_letter(_stat(thread)) == "R" for thread in awake)
-    answering = any(stat.state == "R" for stat in stats.values() if stat.name == THREAD_NAME)
+    runs = "t" in states.values() or _any_still_runs(awake)
+    answering = _any_still_runs(about_to_answer)
     is_stopped = set(own.values()) == {"T"}
     return Activity(stopped=is_stopped, runnable=runs, in_io="D" in states.values(), answering=answering)
 
@@ -113,6 +114,11 @@ def _stats(pid: int) -> dict[str, ProcessStat]:
     """Return what the kernel says of each thread of a process, by its folder below /proc."""
     found = ((f"{pid}/task/{thread}", _stat(f"{pid}/task/{thread}")) for thread in threads(pid))
     return {thread: stat for thread, stat in found if stat is not None}
+
+
+def _any_still_runs(threads: Iterable[str]) -> bool:
+    """Tell whether one of these threads, by their folders below /proc, runs or waits for a CPU."""
+    return any(_letter(_stat(thread)) == "R" for thread in threads)
 
 
 def _states(stats: Mapping[str, ProcessStat]) -> dict[str, str]:
