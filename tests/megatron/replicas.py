@@ -144,7 +144,8 @@ class Rank:
         self.job.wait("a newer world, after a break", self.is_newer)
         return True
 
-    def tell_broken(self, _error: Exception) -> None:
+    def tell_broken(self, _error: Exception, *, outlives_joins: bool) -> None:
+        assert not outlives_joins
         number = self.adopted
         self.break_collectives()
         self.job.later(lambda: self.job.connect_anew(number))

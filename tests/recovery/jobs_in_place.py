@@ -154,7 +154,7 @@ class InPlace(Job):
         event = MemberParted(at=at, local_rank=local_rank, world=world, total=total, generation=generation)
         return self.feed(event)
 
-    def broke(self, local_rank: int) -> list[Command]:
+    def broke(self, local_rank: int, world: int | None = None, *, outlives_joins: bool = True) -> list[Command]:
         at = self._at(None)
         failure = Failure(
             at=at,
@@ -164,8 +164,12 @@ class InPlace(Job):
             exception_type="RuntimeError",
             message=GLOO_CLOSED,
         )
-        world = self.state.world.number if self.state.world is not None else 1
-        return self.feed(WorldBroke(at=at, world=world, failure=failure, generation=self.state.generation))
+        if world is None:
+            world = self.state.world.number if self.state.world is not None else 1
+        event = WorldBroke(
+            at=at, world=world, failure=failure, outlives_joins=outlives_joins, generation=self.state.generation
+        )
+        return self.feed(event)
 
     def begun_elsewhere(self) -> list[Command]:
         """Another node has written the first world, without the workers of this one."""

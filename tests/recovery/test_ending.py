@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from jobs_in_place import InPlace, LateNode
 from scenario import CRASHED, KILLED, none, only
 
@@ -196,6 +197,24 @@ def test_connections_that_broke_before_others_joined_are_made_anew() -> None:
     assert (again.lost, again.joined, again.of) == ((), (), broken + 1)
     assert job.state.world is not None
     assert job.state.world.anew == number(job)
+
+
+@pytest.mark.parametrize("is_told_before", [True, False])
+def test_connections_that_no_join_leaves_whole_are_not_made_anew_behind_one(is_told_before: bool) -> None:
+    job = InPlace(2)
+    job.exited(1, KILLED)
+    job.later(REPLACE_AFTER_S)
+    job.entered(1)
+    broken = number(job)
+    if is_told_before:
+        job.broke(0, outlives_joins=False)
+    job.fetched(1)
+    assert number(job) == broken + 1
+    if not is_told_before:
+        job.broke(0, broken, outlives_joins=False)
+    assert none(job.later(BREAK_GRACE_S), ChangeWorld)
+    job.broke(0, outlives_joins=False)
+    assert only(job.later(BREAK_GRACE_S), ChangeWorld).of == broken + 1
 
 
 def test_who_is_lost_between_epochs_is_replaced_when_the_others_train_once_more() -> None:

@@ -213,7 +213,7 @@ class Members:
     def tell_broken(self) -> None:
         """Break the connections of this world, and tell the agent why."""
         assert self._error is not None
-        self._membership.tell_broken(self._error)
+        self._membership.tell_broken(self._error, outlives_joins=False)
 
     def await_next(self) -> None:
         """Wait for the world after one that broke. Raises what broke it if none comes."""

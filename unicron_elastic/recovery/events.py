@@ -263,11 +263,15 @@ class WorldChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldBroke:
-    """The collectives of world number ``world`` failed in a worker, which goes on when there is another."""
+    """The collectives of world number ``world`` failed in a worker, which goes on when there is another.
+
+    ``outlives_joins``: that is one that breaks this world; else any newer one.
+    """
 
     at: float
     world: int
     failure: Failure
+    outlives_joins: bool = True
     generation: int | None = None
 
 

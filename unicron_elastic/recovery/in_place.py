@@ -142,6 +142,15 @@ def _left(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     return state.with_worker(again), [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
 
 
+def _without_what_it_mends(state: JobState, before: World | None) -> JobState:
+    """Forget of connections that broke ``before`` what those in the present world do not have."""
+    world, broke = state.world, state.broke
+    assert world is not None
+    if before is None or world.breaks(before):
+        return replace(state, unbroken_since=world.number, broke=None)
+    return replace(state, broke=broke if broke is not None and broke.outlives_joins else None)
+
+
 def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list[Command]]:
     if state.world is not None and event.world.number <= state.world.number:
         return state, []
@@ -149,8 +158,7 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     used = max(state.restarts_used, event.world.restarts_used)
     came_late = before is None and all(member.node != state.node for member in event.world.members)
     state = replace(state, world=event.world, restarts_used=used, came_late=state.came_late or came_late)
-    if before is None or event.world.breaks(before):
-        state = replace(state, unbroken_since=event.world.number, broke=None)
+    state = _without_what_it_mends(state, before)
     if departure.is_left_out(state):
         return departure.end_workers(state, event.at)
     if node_loss.is_left_out(state, before):

@@ -576,7 +576,9 @@ def begin_again(state: JobState) -> tuple[JobState, list[Command]]:
 
 def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Command]]:
     """Waits a moment: a death explains it, most of the time."""
-    if state.world is None or event.world < state.unbroken_since or state.broke is not None or is_over(state):
+    if state.world is None or state.broke is not None or is_over(state):
+        return state, []
+    if event.world < (state.unbroken_since if event.outlives_joins else state.world.number):
         return state, []
     if ended := without_the_ended(state):
         return state, ended

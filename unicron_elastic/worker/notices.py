@@ -114,10 +114,14 @@ class Left(Notice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broke(Notice):
-    """`Broke` says that the connections of this world are broken, for this ``error``."""
+    """`Broke` says that the connections of this world are broken, for this ``error``.
+
+    ``outlives_joins``: what goes on in it goes on when others join; else it ends with any newer world.
+    """
 
     world: int
     error: str
+    outlives_joins: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

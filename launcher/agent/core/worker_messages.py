@@ -195,11 +195,14 @@ class WorkerMessages:
                 self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
             case Left():
                 self._post(MemberLeft(at=now, local_rank=local_rank, generation=generation))
-            case Broke(world=world, error=error):
+            case Broke(world=world, error=error, outlives_joins=outlives_joins):
                 kind, _, text = error.partition(": ")
                 described = {"type": kind, "message": text}
                 failure = self._failure(local_rank, worker.pid, now, described, self._step(worker))
-                self._post(WorldBroke(at=now, world=world, failure=failure, generation=generation))
+                broke = WorldBroke(
+                    at=now, world=world, failure=failure, outlives_joins=outlives_joins, generation=generation
+                )
+                self._post(broke)
             case WentOn():
                 went_on = MemberWentOn(
                     at=now,

@@ -71,8 +71,11 @@ class Membership(Protocol):
     def broke(self, error: Exception) -> None:
         """The collectives of the adopted world failed. Returns when there is a newer one, else raises ``error``."""
 
-    def tell_broken(self, error: Exception) -> None:
-        """Lets the other members know that this world has failed for this one, and the agent."""
+    def tell_broken(self, error: Exception, *, outlives_joins: bool = True) -> None:
+        """Lets the other members know that this world has failed for this one, and the agent.
+
+        ``outlives_joins``: what goes on in it goes on when others join; else it ends with any newer world.
+        """
 
     def tell(self, said: Notice) -> None:
         """Says something to the agent, if there is one that hears."""
@@ -136,7 +139,7 @@ class FixedMembership:
         """Raises it: the launcher restarts all."""
         raise error
 
-    def tell_broken(self, error: Exception) -> None:
+    def tell_broken(self, error: Exception, *, outlives_joins: bool = True) -> None:  # noqa: ARG002
         """Raises it: the launcher restarts all."""
         raise error
 
@@ -232,11 +235,12 @@ class AgentMembership:
         if not self.wait_for_agreed(self.next_world_timeout_s):
             raise error
 
-    def tell_broken(self, error: Exception) -> None:
+    def tell_broken(self, error: Exception, *, outlives_joins: bool = True) -> None:
         """Breaks all connections to the other members, and tells the agent why."""
         assert self._world is not None
         break_collectives(str(error), is_quiet=True)
-        self.tell(Broke(world=self._world.number, error=f"{type(error).__name__}: {error}"[:4000]))
+        why = f"{type(error).__name__}: {error}"[:4000]
+        self.tell(Broke(world=self._world.number, error=why, outlives_joins=outlives_joins))
 
     def tell(self, said: Notice) -> None:
         """Says something to the agent; that it cannot hear shows elsewhere."""
