@@ -111,7 +111,7 @@ MEMBER_MUTANTS = (
     MemberMutant(
         "who is stranded at the end does not ask whether it is over",
         "return member._replace(record=Stranded(str(error))), (asks,)",
-        "return _fail(member, 'no state left', str(error))",
+        "return fail(member, 'no state left', str(error))",
         PAIR_BREAKS,
     ),
     MemberMutant(
@@ -122,8 +122,8 @@ MEMBER_MUTANTS = (
     ),
     MemberMutant(
         "who enters late leaves the groups of the script open",
-        'return _with(_let_go(member, at_rest, "it meets the others in its first step"), Disconnect(1, reason=reason))',
-        "return _let_go(member, at_rest, reason)",
+        "return with_before(meets_later, Disconnect(1, reason=reason))",
+        "return meets_later",
         MemberBounds(2, 2, enters=True, losses=1, victims=(3,), window=5),
     ),
 )

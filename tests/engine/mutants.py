@@ -120,8 +120,8 @@ MUTANTS = (
     ),
     Mutant(
         "a copy that takes too long is not broken off",
-        "    if replica.holders:\n        return _with(answer",
-        "    if False:\n        return _with(answer",
+        "    if replica.holders:\n        return with_before(answer",
+        "    if False:\n        return with_before(answer",
         GROWS,
     ),
     # -- the sum and the commit
@@ -184,20 +184,20 @@ MUTANTS = (
     ),
     Mutant(
         "nobody waits at the end",
-        "return _with(_wait_at_end(replica), _CLEAR)",
+        "return with_before(_wait_at_end(replica), CLEAR)",
         "return _finish(replica, record.standing)",
         BREAKS,
     ),
     Mutant("nobody hears that others have ended", "heard.over > 0 or heard.has_parted", "heard.has_parted", BREAKS),
     Mutant(
         "nobody is told that a world broke",
-        "return answer if is_told else _with(answer, broke)",
+        "return answer if is_told else with_before(answer, broke)",
         "return answer",
         BREAKS,
     ),
     Mutant(
         "who leaves does not say so",
-        "return _with(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)",
+        "return with_before(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)",
         "return _look_elsewhere(replica, arriving, agreement.until, agreement.step)",
         CALLS,
     ),
@@ -228,8 +228,8 @@ MUTANTS = (
     # -- states that differ, or cannot be sent
     Mutant(
         "sums count though whose state is wrong is not known, and who had a share in them is lost",
-        "_without_doubtful(replica)._replace(met=replica.heard",
-        "replica._replace(met=replica.heard",
+        "adopt_newest(_without_doubtful(replica))",
+        "adopt_newest(replica)",
         DIFFERS,
     ),
     Mutant(

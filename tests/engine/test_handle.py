@@ -10,7 +10,8 @@ from interleavings import Bounds
 from mutants import MUTANTS, Mutant
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.engine.protocol.handle import ProtocolError, handle
+from unicron_elastic.engine.protocol.handle import handle
+from unicron_elastic.engine.protocol.handle_by import ProtocolError
 from unicron_elastic.engine.protocol.replica_command import AskAgent, Commit, Compute, HandOver, Say
 from unicron_elastic.engine.protocol.replica_event import (
     AllSaid,

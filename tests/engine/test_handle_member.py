@@ -16,7 +16,7 @@ from member_interleavings import MemberBounds
 from member_mutants import MEMBER_MUTANTS, MemberMutant
 
 from unicron_elastic.base.world import Member, World
-from unicron_elastic.engine.protocol.handle import ProtocolError
+from unicron_elastic.engine.protocol.handle_by import ProtocolError
 from unicron_elastic.engine.protocol.handle_member import handle_member
 from unicron_elastic.engine.protocol.member_command import Disconnect, MakeStep, SitOut
 from unicron_elastic.engine.protocol.member_event import (

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from unicron_elastic.base.world import World
-from unicron_elastic.engine.protocol.handle import ProtocolError, handle
+from unicron_elastic.engine.protocol.handle import handle
+from unicron_elastic.engine.protocol.handle_by import ProtocolError
 from unicron_elastic.engine.protocol.member_command import Evaluate, MakeStep
 from unicron_elastic.engine.protocol.replica_command import (
     BeginReduce,

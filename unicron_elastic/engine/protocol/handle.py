@@ -25,6 +25,16 @@ from typing import Any, TypeAlias
 
 from unicron_elastic.base.world import EndOfSteps
 from unicron_elastic.engine.protocol.agreement import Agreement, NoStateLeft, agree
+from unicron_elastic.engine.protocol.handle_by import (
+    CLEAR,
+    ProtocolError,
+    adopt_newest,
+    await_newer,
+    fail,
+    fail_outside,
+    handle_by,
+    with_before,
+)
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
     Average,
@@ -43,7 +53,6 @@ from unicron_elastic.engine.protocol.replica_command import (
     MakeGroup,
     MoveState,
     NoteMeeting,
-    Raise,
     Reduce,
     ReleaseSource,
     ReplicaCommand,
@@ -93,7 +102,6 @@ from unicron_elastic.engine.protocol.replica_phase import (
     Committed,
     Comparing,
     Computing,
-    Ended,
     Errand,
     Finished,
     Handing,
@@ -118,10 +126,6 @@ COPIES_MAX = 2  # of one newcomer; for each that is too slow the others wait in 
 Answer: TypeAlias = tuple[Replica, tuple[ReplicaCommand, ...]]
 
 
-class ProtocolError(RuntimeError):
-    """`ProtocolError`: an event came in a phase that cannot have it: the shell has not done what it was told."""
-
-
 def handle(replica: Replica, event: ReplicaEvent) -> Answer:
     """Return the replica behind the event, and what it is to do. Raises ProtocolError."""
     match event:
@@ -138,27 +142,12 @@ def handle(replica: Replica, event: ReplicaEvent) -> Answer:
         case LaidOut(buckets=buckets):
             work = replica.work._replace(done=frozenset(), has_last=False)
             return replica._replace(buckets=buckets, work=work), ()
-    found = _HANDLERS.get((type(replica.record), type(event)))
-    if found is None:
-        raise ProtocolError(f"{type(event).__name__} came to a replica that is {replica.phase.value}")
-    return found(replica, replica.record, event)
-
-
-def _fail(replica: Replica, kind: str, reason: str) -> Answer:
-    return replica._replace(record=Ended(kind)), (Raise(kind, reason=reason),)
-
-
-def _with(answer: Answer, *before: ReplicaCommand) -> Answer:
-    """Put commands before those of an answer."""
-    return answer[0], (*before, *answer[1])
+    return handle_by(_HANDLERS, replica, event)
 
 
 def _cleared(replica: Replica) -> Replica:
     """Nothing of the step that begins is done."""
     return replica._replace(work=Work(has_last=replica.is_complete))
-
-
-_CLEAR = Clear(reason="nothing of the step that begins is done")
 
 
 def _begin_call(replica: Replica, record: Outside | Passing, event: CallBegun) -> Answer:
@@ -203,7 +192,7 @@ def _use_copy(replica: Replica, record: Arriving, until: int, step: int) -> Answ
     if until > replica.until:
         return _look_elsewhere(replica, record, until, step, kept=(until, step))
     release = ReleaseSource(reason="the source is in an earlier call than this newcomer")
-    return _with(_look_elsewhere(replica, record, until, step), release)
+    return with_before(_look_elsewhere(replica, record, until, step), release)
 
 
 def _miss_copy(replica: Replica, record: Arriving, event: NotCopied) -> Answer:
@@ -228,7 +217,7 @@ def _look_elsewhere(
             f"{until}: all ranks must call it with the same totals, also one that comes later and counts from the "
             "beginning"
         )
-        return _fail(replica, "mismatch", reason)
+        return fail(replica, "mismatch", reason)
     passing = Passing(record.copies, others_until, kept)
     let_go = LetGo(is_over=True, reason=f"the others have this call behind them, and are in step {step} of {until}")
     return replica._replace(record=passing, step=replica.until), (let_go,)
@@ -247,7 +236,7 @@ def _hear_world(replica: Replica) -> Answer:
                 others_until=record.others_until,
             )
             release = (ReleaseSource(reason="the others are about to meet, and the copy is whole"),)
-            return _with(_meet(_cleared(replica), meeting), *(release if record.has_copy else ()), _CLEAR)
+            return with_before(_meet(_cleared(replica), meeting), *(release if record.has_copy else ()), CLEAR)
         case InMeeting(talk=Talk.WORLD) if replica.knows_newer:
             return _meet(replica, record)
         case InMeeting(talk=Talk.GROUP) if replica.is_left:
@@ -281,13 +270,12 @@ def _meet(replica: Replica, meeting: InMeeting) -> Answer:
         if isinstance(meeting.back, Finished):
             return _return_own(replica, Finished(Standing.APART), "others have made this mean, and ended")
         reason = "other ranks have made their last step and ended: all ranks must ask for as many steps"
-        return _fail(replica, "over", reason)
+        return fail(replica, "over", reason)
     if replica.knows_newer:
-        if replica.heard_rank is None:
-            assert replica.heard is not None
-            reason = f"this process is not a member any more: {replica.heard.reason}"
-            return _fail(replica, "not a member", reason)
-        replica = _without_doubtful(replica)._replace(met=replica.heard, rank=replica.heard_rank, is_connected=False)
+        newer = adopt_newest(_without_doubtful(replica))
+        if newer is None:
+            return fail_outside(replica)
+        replica = newer
     assert replica.met is not None
     said = _said(replica, meeting)
     record = replace(meeting, talk=Talk.ALL, agreement=None, by=frozenset())
@@ -313,12 +301,6 @@ def _said(replica: Replica, meeting: InMeeting) -> Said:
     )
 
 
-def _await_newer(replica: Replica, meeting: InMeeting, reason: str) -> Answer:
-    if replica.knows_newer:
-        return _meet(replica, meeting)
-    return replica._replace(record=replace(meeting, talk=Talk.WORLD)), (AwaitWorld(reason=reason),)
-
-
 def _leave_round(replica: Replica, record: InMeeting, _event: RoundLeft) -> Answer:
     return _meet(replica, record)
 
@@ -327,13 +309,13 @@ def _hear_all(replica: Replica, record: InMeeting, event: AllSaid) -> Answer:
     try:
         agreement = agree(event.said, micro_batches=replica.micro_batches)
     except NoStateLeft as error:
-        return _fail(replica, "no state left", str(error))
+        return fail(replica, "no state left", str(error))
     holdings = tuple(each.held for each in event.said)
     replica = replica._replace(work=replica.work._replace(holdings=holdings))
     if replica.rank in agreement.leave:
         return _leave(replica, record, agreement, "this newcomer comes too early or too late")
     if agreement.leave:
-        return _await_newer(replica, record, "newcomers that came too early or too late leave this world")
+        return await_newer(replica, record, "newcomers that came too early or too late leave this world", _meet)
     record = _hear_where(replica, replace(record, agreement=agreement), event)
     if not replica.is_connected:
         assert replica.met is not None
@@ -346,7 +328,7 @@ def _leave(replica: Replica, meeting: InMeeting, agreement: Agreement, why: str)
     """Be no member of this world any more, and come again where the others are then."""
     left = TellLeft(reason=why)
     arriving = Arriving(copies=meeting.copies, others_until=meeting.others_until)
-    return _with(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)
+    return with_before(_look_elsewhere(replica, arriving, agreement.until, agreement.step), left)
 
 
 def _hear_where(replica: Replica, record: InMeeting, event: AllSaid) -> InMeeting:
@@ -436,13 +418,13 @@ def _conclude(replica: Replica, record: InMeeting) -> Answer:
             before | frozenset(more) for before, more in zip(replica.work.holdings, agreement.dealt, strict=True)
         )
         replica = replica._replace(work=replica.work._replace(held=held, holdings=holdings))
-        return _with(_go_on_even(replica, record), note)
+        return with_before(_go_on_even(replica, record), note)
     if rank in agreement.advance:
         return _be_late(replica, record, agreement)
     if not agreement.pull or not (agreement.begins or rank == agreement.sources[0] or rank in agreement.pull):
         return _meet(replica, record)
     if record.has_state and rank in agreement.pull and record.spot is not Spot.ARRIVING and not agreement.begins:
-        return _fail(
+        return fail(
             replica,
             "missed step",
             f"the others have made step {replica.step} while this rank was cut off from them, and nobody has its "
@@ -460,7 +442,7 @@ def _end_moving(replica: Replica, record: Moving, event: Moved) -> Answer:
     agreement = _agreement(record.meeting)
     if agreement.begins or replica.rank in agreement.pull:
         replica = _cleared(replica._replace(step=agreement.step))
-        return _with(_meet(replica, replace(record.meeting, has_state=True, is_copy=False)), _CLEAR)
+        return with_before(_meet(replica, replace(record.meeting, has_state=True, is_copy=False)), CLEAR)
     return _meet(replica, record.meeting)
 
 
@@ -471,7 +453,7 @@ def _be_late(replica: Replica, record: InMeeting, agreement: Agreement) -> Answe
             f"this rank is in step {replica.step} of {replica.until}, and others train until {agreement.until}: all "
             "ranks must call run.steps() with the same totals"
         )
-        return _fail(replica, "mismatch", reason)
+        return fail(replica, "mismatch", reason)
     if record.spot is Spot.END:
         return _finish(replica, Standing.APART)
     if record.back is not None and (isinstance(record.back, Finished) or record.back.is_behind):
@@ -519,7 +501,7 @@ def _return_given(replica: Replica, back: Stepping | Finished) -> Answer:
 def _average(replica: Replica, back: Stepping | Finished) -> Answer:
     if replica.needs_meeting:
         replica, meeting, clear = _between(replica, back)
-        return _with(_meet(replica, meeting), *clear)
+        return with_before(_meet(replica, meeting), *clear)
     return replica._replace(record=Averaging(back)), (Average(reason="the script of each rank asks for this mean"),)
 
 
@@ -527,7 +509,7 @@ def _between(replica: Replica, back: Stepping | Finished) -> tuple[Replica, InMe
     """Return what it is that goes to meet the others and comes ``back`` then."""
     meeting = InMeeting(Spot.BETWEEN, Talk.ALL, has_state=True, back=back)
     if isinstance(back, Stepping) and not back.is_behind and back.standing is Standing.EVEN:
-        return _cleared(replica), meeting, (_CLEAR,)
+        return _cleared(replica), meeting, (CLEAR,)
     return replica, meeting, ()
 
 
@@ -555,15 +537,15 @@ def _begin_step(replica: Replica, record: Stepping, _event: StepBegun) -> Answer
         replica = replica._replace(work=replica.work._replace(computed=frozenset(), is_shut=False))
         clear = Clear(reason="nothing is computed of what it was dealt when it met the others in this step")
     else:
-        clear, work = _CLEAR, Work(has_last=replica.is_complete)
+        clear, work = CLEAR, Work(has_last=replica.is_complete)
         if record.standing is Standing.EVEN:
             assert replica.met is not None
             holdings = tuple(frozenset(each) for each in shares(replica.micro_batches, replica.met.size))
             work = Work(has_last=replica.is_complete, holdings=holdings, held=holdings[replica.rank])
         replica = replica._replace(work=work)
     if record.standing is Standing.APART or replica.needs_meeting:
-        return _with(_meet_within(replica), clear)
-    return _with(_compute(replica), clear)
+        return with_before(_meet_within(replica), clear)
+    return with_before(_compute(replica), clear)
 
 
 def _compute(replica: Replica) -> Answer:
@@ -663,11 +645,11 @@ def _judge(replica: Replica, _record: Comparing, event: Judged) -> Answer:
         case WhoIsWrong.NOBODY:
             return _go_on(replica._replace(work=replica.work._replace(differs=False)))
         case WhoIsWrong.THIS:
-            answer = _fail(replica, "differs", "the state of this rank is not that of most")
+            answer = fail(replica, "differs", "the state of this rank is not that of most")
             broken_off = BreakOff(reason="nobody is to have a state that is wrong")
-            return _with(answer, broken_off) if replica.holders else answer
+            return with_before(answer, broken_off) if replica.holders else answer
     meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
-    return _await_newer(replica, meeting, "those whose state is wrong end, and leave this world")
+    return await_newer(replica, meeting, "those whose state is wrong end, and leave this world", _meet)
 
 
 def _leave_comparison(replica: Replica, _record: Comparing, _event: RoundLeft) -> Answer:
@@ -720,7 +702,7 @@ def _end_patience(replica: Replica) -> Answer:
         case _:
             raise ProtocolError(f"one that is {replica.phase.value} waits for nobody for a limited time")
     if replica.holders:
-        return _with(answer, BreakOff(reason="the state is about to change, and somebody copies it still"))
+        return with_before(answer, BreakOff(reason="the state is about to change, and somebody copies it still"))
     return answer
 
 
@@ -735,8 +717,8 @@ def _end_call(replica: Replica, record: Stepping, _event: CallEnded) -> Answer:
         raise ProtocolError(f"the call is not over in step {replica.step} of {replica.until}")
     replica = _cleared(replica)
     if record.standing is Standing.APART:
-        return _with(_meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True)), _CLEAR)
-    return _with(_wait_at_end(replica), _CLEAR)
+        return with_before(_meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True)), CLEAR)
+    return with_before(_wait_at_end(replica), CLEAR)
 
 
 def _wait_at_end(replica: Replica, parts_in: int = 0) -> Answer:
@@ -796,7 +778,7 @@ def _break(replica: Replica, record: Any, _event: GroupBroke) -> Answer:
     is_told = replica.is_left
     broke = TellBroke(replica.met.number, reason="what members do together has failed, and no newer world says why")
     answer = _go_to_next(replica._replace(is_connected=False), record)
-    return answer if is_told else _with(answer, broke)
+    return answer if is_told else with_before(answer, broke)
 
 
 def _outgrow(replica: Replica, record: Any, _event: Outgrown) -> Answer:
@@ -816,7 +798,8 @@ def _go_to_next(replica: Replica, record: Any) -> Answer:
             meeting = InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=_parts_in(replica))
         case _:
             meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
-    return _with(_await_newer(replica, meeting, "this world has broken, and the agents make the next"), *clear)
+    answer = await_newer(replica, meeting, "this world has broken, and the agents make the next", _meet)
+    return with_before(answer, *clear)
 
 
 _TOGETHER = (InMeeting, Handing, Moving, Reducing, Comparing, Parting, Averaging)  # with others, who may be lost

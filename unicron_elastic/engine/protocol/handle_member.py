@@ -22,7 +22,16 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
-from unicron_elastic.engine.protocol.handle import ProtocolError
+from unicron_elastic.engine.protocol.handle_by import (
+    CLEAR,
+    ProtocolError,
+    adopt_newest,
+    await_newer,
+    fail,
+    fail_outside,
+    handle_by,
+    with_before,
+)
 from unicron_elastic.engine.protocol.member_command import (
     AskEnd,
     BeAlone,
@@ -55,8 +64,6 @@ from unicron_elastic.engine.protocol.replica_agreement import MemberSaid, Replic
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
     Average,
-    AwaitWorld,
-    Clear,
     Commit,
     Compute,
     Gather,
@@ -65,7 +72,6 @@ from unicron_elastic.engine.protocol.replica_command import (
     MakeGroup,
     MoveState,
     NoteMeeting,
-    Raise,
     Reduce,
     ReplicaCommand,
     ReturnMean,
@@ -113,7 +119,6 @@ from unicron_elastic.engine.protocol.replica_phase import (
     Arriving,
     Averaging,
     Computing,
-    Ended,
     Errand,
     Finished,
     Handing,
@@ -129,7 +134,6 @@ from unicron_elastic.engine.protocol.replica_phase import (
 )
 
 MemberAnswer: TypeAlias = tuple[ReplicaMember, tuple[ReplicaCommand, ...]]
-_CLEAR = Clear(reason="nothing of the step that begins is done")
 _DROP = Drop(reason="not all members of its replica have the same in their sums")
 
 
@@ -137,19 +141,7 @@ def handle_member(member: ReplicaMember, event: ReplicaEvent) -> MemberAnswer:
     """Return the member behind the event, and what it is to do. Raises ProtocolError."""
     if isinstance(event, WorldHeard):
         return _hear_world(member._replace(heard=event.world, heard_rank=event.rank))
-    found = _HANDLERS.get((type(member.record), type(event)))
-    if found is None:
-        raise ProtocolError(f"{type(event).__name__} came to a member that is {member.phase.value}")
-    return found(member, member.record, event)
-
-
-def _fail(member: ReplicaMember, kind: str, reason: str) -> MemberAnswer:
-    return member._replace(record=Ended(kind)), (Raise(kind, reason=reason),)
-
-
-def _with(answer: MemberAnswer, *before: ReplicaCommand) -> MemberAnswer:
-    """Put commands before those of an answer."""
-    return answer[0], (*before, *answer[1])
+    return handle_by(_HANDLERS, member, event)
 
 
 def _let_go(member: ReplicaMember, record: Any, reason: str, *, is_over: bool = False) -> MemberAnswer:
@@ -168,7 +160,8 @@ def _hear_answer(member: ReplicaMember, record: Arriving, event: Answered) -> Me
     world, at_rest = member.heard, Stepping(Standing.EVEN, is_behind=False)
     if world is not None and world.number > 1:
         reason = "the world of the script's own groups is left, and who trains in them would wait for this one"
-        return _with(_let_go(member, at_rest, "it meets the others in its first step"), Disconnect(1, reason=reason))
+        meets_later = _let_go(member, at_rest, "it meets the others in its first step")
+        return with_before(meets_later, Disconnect(1, reason=reason))
     if world is not None and member.heard_rank is not None:
         layout = first_layout(member.shape, world.size)
         member = member._replace(met=world, rank=member.heard_rank, layout=layout, is_connected=True)
@@ -191,10 +184,10 @@ def _hear_world(member: ReplicaMember) -> MemberAnswer:
 def _meet(member: ReplicaMember, meeting: InMeeting) -> MemberAnswer:
     """Speak in the newest world, with sums as they were before anything broke."""
     if member.knows_newer:
-        assert member.heard is not None
-        if member.heard_rank is None:
-            return _fail(member, "not a member", f"this process is not a member any more: {member.heard.reason}")
-        member = member._replace(met=member.heard, rank=member.heard_rank, is_connected=False)
+        newer = adopt_newest(member)
+        if newer is None:
+            return fail_outside(member)
+        member = newer
     assert member.met is not None
     number = member.met.number
     member, mends = _mend(member)
@@ -294,7 +287,7 @@ def _sit_out(member: ReplicaMember, record: InMeeting) -> MemberAnswer:
     member = member._replace(work=StepWork(norm=member.work.norm), record=SittingOut(record))
     drop = Drop(reason="a spare has no share in the step of the others")
     note = NoteMeeting((), reason="all members are in one step with one state, and this one is in no replica")
-    return member, (_CLEAR, drop, note, SitOut(reason="no replica can be made of this member and other spares"))
+    return member, (CLEAR, drop, note, SitOut(reason="no replica can be made of this member and other spares"))
 
 
 def _find_norm(member: ReplicaMember, record: FindingNorm, event: NormFound) -> MemberAnswer:
@@ -329,8 +322,8 @@ def _end_moving(member: ReplicaMember, record: Moving, _event: Moved) -> MemberA
     member = member._replace(step=_agreement(record.meeting).step, work=StepWork())
     if record.meeting.spot is Spot.MAKING:
         again = TakeAgain(reason="the step that the script makes is in the state that it has taken")
-        return _with(_end_making(member, Standing.APART), _CLEAR, drop, again)
-    return _with(_meet(member, replace(record.meeting, has_state=True)), _CLEAR, drop)
+        return with_before(_end_making(member, Standing.APART), CLEAR, drop, again)
+    return with_before(_meet(member, replace(record.meeting, has_state=True)), CLEAR, drop)
 
 
 def _take_part(member: ReplicaMember, record: InMeeting, agreement: ReplicaAgreement) -> MemberAnswer:
@@ -351,7 +344,7 @@ def _take_part(member: ReplicaMember, record: InMeeting, agreement: ReplicaAgree
     if member.is_sharded:
         settle = Settle(agreement.cuts, reason="in this world replicas may have other parts of the optimizer's state")
         return member._replace(record=Settling(record)), (*commands, settle)
-    return _with(_fill(member, record, _to_fill(member, agreement)), *commands)
+    return with_before(_fill(member, record, _to_fill(member, agreement)), *commands)
 
 
 def _settle(member: ReplicaMember, record: Settling, event: Settled) -> MemberAnswer:
@@ -370,7 +363,7 @@ def _fill(
     if not left:
         dealt = _agreement(record).dealt
         note = NoteMeeting(dealt, reason="all who train are in one step with one state")
-        return _with(_go_on(member), note)
+        return with_before(_go_on(member), note)
     bucket, source, _ = left[0]
     reason = "a member has the sum of this bucket, and others in its seat need it"
     return member._replace(record=Handing(record, left)), (HandOver(bucket, source, None, reason=reason),)
@@ -385,19 +378,19 @@ def _end_handing(member: ReplicaMember, record: Handing, _event: Handed) -> Memb
 
 def _hear_end(member: ReplicaMember, _record: Stranded | SittingOut, _event: OthersEnded) -> MemberAnswer:
     alone = BeAlone(reason="the others have made the last step, and ended")
-    return _with(_finish(member, Standing.APART), alone)
+    return with_before(_finish(member, Standing.APART), alone)
 
 
 def _give_up(member: ReplicaMember, record: Stranded, _event: OthersTrain) -> MemberAnswer:
-    return _fail(member, "no state left", record.why)
+    return fail(member, "no state left", record.why)
 
 
 def _begin_step(member: ReplicaMember, record: Stepping, _event: StepBegun) -> MemberAnswer:
     member = member._replace(work=StepWork(norm=member.work.norm))
     if record.standing is not Standing.EVEN or member.needs_meeting:
-        return _with(_meet_within(member, has_state=record.standing is not Standing.NEW), _CLEAR)
+        return with_before(_meet_within(member, has_state=record.standing is not Standing.NEW), CLEAR)
     assigned = _share(member)
-    return _with(_go_on(member._replace(work=member.work._replace(assigned=assigned))), _CLEAR)
+    return with_before(_go_on(member._replace(work=member.work._replace(assigned=assigned))), CLEAR)
 
 
 def _share(member: ReplicaMember) -> frozenset[int]:
@@ -450,7 +443,7 @@ def _ask_more(member: ReplicaMember, record: Computing, event: MoreAsked) -> Mem
     if _may_lack(member):
         return _break(member, record, event)
     answer = _go_on(member._replace(work=member.work._replace(held=member.work.assigned)))
-    return _with(answer, *_breaks_late(member))
+    return with_before(answer, *_breaks_late(member))
 
 
 def _breaks_late(member: ReplicaMember) -> tuple[ReplicaCommand, ...]:
@@ -507,7 +500,7 @@ def _note_norm(member: ReplicaMember, _record: Stepping | Making | Finished, eve
 
 def _end_step(member: ReplicaMember, record: Making, _event: StepMade) -> MemberAnswer:
     member = member._replace(step=member.step + 1, work=StepWork(norm=member.work.norm))
-    return _with(_end_making(member, record.standing), _CLEAR)
+    return with_before(_end_making(member, record.standing), CLEAR)
 
 
 def _end_making(member: ReplicaMember, standing: Standing) -> MemberAnswer:
@@ -533,7 +526,7 @@ def _end_gathering(member: ReplicaMember, _record: Parting, _event: Gathered) ->
 def _finish(member: ReplicaMember, standing: Standing) -> MemberAnswer:
     number = 0 if member.met is None else member.met.number
     parted = TellParted(number, member.until, reason="nobody needs this member any more")
-    return _with(_let_go(member, Finished(standing), "all steps are made", is_over=True), parted)
+    return with_before(_let_go(member, Finished(standing), "all steps are made", is_over=True), parted)
 
 
 def _begin_no_step(member: ReplicaMember, record: Finished, _event: StepBegun) -> MemberAnswer:
@@ -562,7 +555,7 @@ def _end_evaluating(member: ReplicaMember, record: Evaluating, event: Evaluated)
     if _may_lack(member):
         return _break(member, record, event)
     over = isinstance(record.back, Finished)
-    return _with(_let_go(member, record.back, "its passes have ended", is_over=over), *_breaks_late(member))
+    return with_before(_let_go(member, record.back, "its passes have ended", is_over=over), *_breaks_late(member))
 
 
 def _break(member: ReplicaMember, record: Any, _event: ReplicaEvent) -> MemberAnswer:
@@ -578,7 +571,7 @@ def _break(member: ReplicaMember, record: Any, _event: ReplicaEvent) -> MemberAn
     member = member._replace(is_connected=False)
     match record:
         case Averaging() | Evaluating():
-            return _with(_return(member, record), *broke)
+            return with_before(_return(member, record), *broke)
         case InMeeting():
             meeting = record
         case Handing(meeting=meeting) | Moving(meeting=meeting) | FindingNorm(meeting=meeting):
@@ -591,7 +584,7 @@ def _break(member: ReplicaMember, record: Any, _event: ReplicaEvent) -> MemberAn
             meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=True)
     if isinstance(record, Computing):
         member = member._replace(work=member.work._replace(progress=Progress.SPOILED))
-    return _with(_await_newer(member, meeting), *broke)
+    return with_before(_await_newer(member, meeting), *broke)
 
 
 def _return(member: ReplicaMember, record: Averaging | Evaluating) -> MemberAnswer:
@@ -602,10 +595,7 @@ def _return(member: ReplicaMember, record: Averaging | Evaluating) -> MemberAnsw
 
 
 def _await_newer(member: ReplicaMember, meeting: InMeeting) -> MemberAnswer:
-    if member.knows_newer:
-        return _meet(member, meeting)
-    wait = AwaitWorld(reason="this world has broken, and the agents make the next")
-    return member._replace(record=replace(meeting, talk=Talk.WORLD)), (wait,)
+    return await_newer(member, meeting, "this world has broken, and the agents make the next", _meet)
 
 
 _WITH_OTHERS = (
