@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -30,6 +31,7 @@ from unicron_elastic.state.snapshot.newest_common import (
     best_for,
     is_borrowed,
     newest_common,
+    newest_unfit,
     that_count,
     victim,
     why_back,
@@ -368,6 +370,26 @@ def test_what_the_job_had_come_to_is_told_if_nothing_is_left_of_it() -> None:
     assert why_behind([[(0, 1)], []], None, [0, 0], is_restart=True) == nothing
     assert why_behind([[], []], None, [0, 0], is_restart=False) == ""
     assert why_behind([[(10, 1)], []], None, [0, 0], is_restart=True) == "", "it was told who lacks it"
+    none = "All ranks begin at step 0: the job had come to step 9, of which no snapshot was made."
+    assert why_behind([[], []], None, [9, 8], is_restart=False) == none
+
+
+def test_of_snapshots_in_other_parts_than_this_world_has_is_told_why_they_are_of_no_use() -> None:
+    unfit = [(9, 3), (8, 3)]
+    parts = "the snapshots of step 9 are of 3 ranks, each with a state of its own, and not of 2"
+    assert why_behind([[], []], None, [9, 9], is_restart=True, unfit=unfit) == f"All ranks begin at step 0: {parts}."
+    told = f"T{parts[1:]}."
+    assert why_behind([[(5, 0)], [(5, 0)]], (5, 0), [9, 9], is_restart=True, unfit=unfit) == told
+    assert why_behind([[(9, 1)], [(9, 1)]], (9, 1), [9, 9], is_restart=True, unfit=unfit) == ""
+
+
+def test_what_all_ranks_have_alike_fits_any_number_of_them() -> None:
+    def found(step: int, world_size: int, *, is_replicated: bool) -> Any:
+        return SimpleNamespace(header=SimpleNamespace(step=step, world_size=world_size, is_replicated=is_replicated))
+
+    of_others = [found(7, 3, is_replicated=False), found(8, 4, is_replicated=False), found(9, 3, is_replicated=True)]
+    assert newest_unfit([*of_others, found(9, 2, is_replicated=False)], 2) == (8, 4)
+    assert newest_unfit([], 2) == (0, 0)
 
 
 def test_a_file_tells_what_the_job_has_come_to_beside_its_snapshot(file: SnapshotFile) -> None:

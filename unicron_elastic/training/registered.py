@@ -19,6 +19,7 @@ from unicron_elastic.state.exact import load_exactly, tensors_of
 from unicron_elastic.training.found_twice import found_twice
 from unicron_elastic.training.group.sendable import NotSendableError, Stateful, state_of
 from unicron_elastic.training.step import buffers
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 MODEL = "model"  # the name of what is trained, which the engine looks after
 _OWN_NAMES = frozenset({MODEL, "optimizer", "scheduler", "scaler"})
@@ -79,7 +80,11 @@ def _are_arrays(*values: Any) -> bool:
 
 
 class Registered:
-    """The ``objects`` of one run, by name. Raises TypeError for one that has no state_dict or cannot load one."""
+    """The ``objects`` of one run, by name.
+
+    Raises TypeError for one that has no state_dict or cannot load one, and WrongUseError for one whose state_dict has
+    not what this rank has.
+    """
 
     def __init__(self, objects: Mapping[str, Stateful | dict[str, Any]]) -> None:
         given = {name: _with_state(each) for name, each in objects.items()}
@@ -88,6 +93,12 @@ class Registered:
                 raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
             if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
                 raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
+            if hasattr(each, "consolidate_state_dict"):  # whose state_dict has that of all ranks, on one of them
+                raise WrongUseError(
+                    f"{name} is a {type(each).__name__}, of whose state each rank has a part, and its state_dict does "
+                    "not give that part: shard with fully_shard(), whose state Run keeps, or leave the optimizer out "
+                    "of Run and keep its checkpoints in the script"
+                )
         self.objects: dict[str, Stateful] = given
 
     def found_twice(self) -> str:

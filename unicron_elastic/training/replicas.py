@@ -258,9 +258,7 @@ def _optimizer_in(registered: Any) -> Optimizer | None:
 
 
 def _of_optimizer(name: str, optimizer: Optimizer, own: set[nn.Parameter]) -> Iterator[tuple[str, Tensor]]:
-    """Its state of the parameters in ``own``; nothing of one that has a part of the state on each rank."""
-    if hasattr(optimizer, "consolidate_state_dict"):
-        return
+    """Its state of the parameters in ``own``."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(parameters):
         if parameter in own and parameter in optimizer.state:

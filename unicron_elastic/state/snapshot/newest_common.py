@@ -58,14 +58,37 @@ def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
     return f"All ranks go back {where}: {who} no state of step {newest}."
 
 
-def why_behind(said: Sequence[Collection[Key]], chosen: Key | None, reached: Sequence[int], *, is_restart: bool) -> str:
-    """One sentence if the job had come further than any state that is left of it; else empty."""
+def why_behind(
+    said: Sequence[Collection[Key]],
+    chosen: Key | None,
+    reached: Sequence[int],
+    *,
+    is_restart: bool,
+    unfit: Sequence[tuple[int, int]] = (),
+) -> str:
+    """One sentence if the job had come further than any state that is left of it; else empty.
+
+    ``unfit``: the step and the number of ranks of the newest snapshot of another number of ranks that each found.
+    """
     newest = max((max(keys)[0] for keys in said if keys), default=0 if chosen is None else chosen[0])
-    if max(reached, default=0) > newest:
-        return f"The job had come to step {max(reached)}, of which no snapshot was made."
-    if is_restart and chosen is None and newest == 0:
-        return "All ranks begin at step 0: no state of the job was kept."
-    return ""
+    step, ranks = max(unfit, default=(0, 0))
+    if step > newest:
+        of = f"{ranks} ranks, each with a state of its own, and not of {len(said)}"
+        why = f"the snapshots of step {step} are of {of}"
+    elif max(reached, default=0) > newest:
+        why = f"the job had come to step {max(reached)}, of which no snapshot was made"
+    elif is_restart and chosen is None and newest == 0:
+        why = "no state of the job was kept"
+    else:
+        return ""
+    begins = chosen is None and newest == 0
+    return f"All ranks begin at step 0: {why}." if begins else f"{why[0].upper()}{why[1:]}."
+
+
+def newest_unfit(found: Iterable[Found], world_size: int) -> tuple[int, int]:
+    """Return the step and the number of ranks of the newest that is of another world than one of this size."""
+    others = [each.header for each in found if each.header.world_size != world_size and not each.header.is_replicated]
+    return max(((header.step, header.world_size) for header in others), default=(0, 0))
 
 
 def fits(header: Header, rank: int, world_size: int) -> bool:

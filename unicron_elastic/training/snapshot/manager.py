@@ -28,6 +28,7 @@ from unicron_elastic.state.snapshot.newest_common import (
     best_for,
     is_borrowed,
     newest_common,
+    newest_unfit,
     that_count,
     why_back,
     why_behind,
@@ -232,6 +233,7 @@ class SnapshotManager:
                 "token": token,
                 "reached": offers.reached(),
                 "again": offers.is_restart,
+                "unfit": newest_unfit(offers.found, world_size),
             }
             said = [json.loads(each) for each in gather(json.dumps(mine))]
             keys = that_count(*([[tuple(key) for key in each[name]] for each in said] for name in ("keys", "borrowed")))
@@ -262,7 +264,8 @@ class SnapshotManager:
         offers.close_others()
         if rank == 0:
             notes = [*_refusals(refused), *lacks, why_back(first_said, chosen)]
-            behind = why_behind(first_said, chosen, reached, is_restart=is_restart)
+            unfit = [(step, ranks) for step, ranks in (each["unfit"] for each in said)]
+            behind = why_behind(first_said, chosen, reached, is_restart=is_restart, unfit=unfit)
             answers = answers if chosen is not None else []
             self._tell(step, chosen, notes, answers, behind, took_s=time.monotonic() - began)
         return step

@@ -15,7 +15,6 @@ from torch.nn.parameter import UninitializedParameter
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 _SHARDERS = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 _WHOLE = "run.steps() trains models that are whole on every rank"
-_WHOLE_STATE = "run.steps() gives all of the state to a rank that takes a lost one's place"
 _TIER_1 = "keep your own loop and have run.restore() and run.snapshot() for it (tier 1 in docs/going-on.md)"
 
 
@@ -41,8 +40,5 @@ def check_suitable(model: nn.Module, optimizers: Iterable[Any] = ()) -> None:
         if parameter.is_meta:
             raise TypeError(f"{name} is on the meta device and has no numbers: make it before run.steps()")
     for optimizer in optimizers:
-        if hasattr(optimizer, "consolidate_state_dict"):
-            kind = type(optimizer).__name__
-            raise TypeError(f"{kind} has a part of its state on each rank, and {_WHOLE_STATE}: {_TIER_1}")
         if type(optimizer).__module__.partition(".")[0] == "deepspeed":
             raise TypeError(f"{type(optimizer).__name__} is DeepSpeed's and reduces gradients itself: {_TIER_1}")
