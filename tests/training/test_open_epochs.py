@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,8 +47,6 @@ def test_each_batch_is_that_of_the_undisturbed_training(
     for start in (1, 3, EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH - 2):
         if kind == "can only be iterated" and is_behind and start == EPOCH:
             continue  # its length is not known before its first end
-        if kind.endswith("own generator") and start % EPOCH == 0:
-            continue  # between two epochs it is the script's, to seed or to register
         assert script.train(start, 2 * EPOCH + 3) == whole[start:], start
     assert capsys.readouterr().err == ""
 
@@ -62,13 +60,81 @@ def test_a_script_may_skip_from_the_beginning_of_its_training(
     loader = LOADERS.get(kind, lambda: shuffled(num_workers=1))
     script = Script(loader, snapshot_behind=is_behind)
     whole = script.train(0, 4 * EPOCH)
-    for start in (2, EPOCH + 1, 3 * EPOCH - 2, 3 * EPOCH + 2):
+    for start in (2, EPOCH, EPOCH + 1, 3 * EPOCH - 2, 3 * EPOCH, 3 * EPOCH + 2):
+        if kind == "can only be iterated" and is_behind and start == EPOCH:
+            continue  # its length is not known before its first end
         again = script.train(start, 4 * EPOCH, from_beginning=True)
         if "only be iterated" in kind:  # where its end is known is another question
             assert numbers(again) == numbers(whole[start:]), start
         else:
             assert again == whole[start:], start
     assert capsys.readouterr().err == ""
+
+
+def _own() -> DataLoader[Tensor]:
+    return shuffled(generator=torch.Generator().manual_seed(5))
+
+
+class Seeding(Script):
+    """`Seeding` seeds the loader's generator for each epoch, from 5 on or, if it ``repeats``, always alike."""
+
+    repeats = False
+
+    @classmethod
+    def _numbered(cls, loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        while True:
+            assert loader.generator is not None
+            loader.generator.manual_seed(5 if cls.repeats else 5 + step // EPOCH)
+            for batch in loader:
+                yield step, batch
+                step += 1
+
+
+class Repeating(Seeding):
+    """`Repeating` is one that has the same order in each epoch."""
+
+    repeats = True
+
+
+class Evaluating(Script):
+    """`Evaluating` goes through another loader twice before each epoch, and trains on none of it."""
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        own = torch.Generator().manual_seed(9)
+        held_out = DataLoader(Subset(Noisy(), range(2 * BATCH)), BATCH, shuffle=True, generator=own)
+        while True:
+            for batch in (*held_out, *held_out):
+                torch.rand(int(batch[0, 0]))
+            for batch in loader:
+                yield step, batch
+                step += 1
+
+
+@pytest.mark.parametrize("from_beginning", [False, True])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_who_seeds_each_epoch_is_left_alone(*, is_behind: bool, from_beginning: bool) -> None:
+    script = Seeding(_own, snapshot_behind=is_behind)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (EPOCH, 2 * EPOCH, 2 * EPOCH + 1):
+        assert script.train(start, 4 * EPOCH, from_beginning=from_beginning) == whole[start:], start
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_who_has_the_same_order_in_each_epoch_is_left_alone_once_that_is_seen(*, is_behind: bool) -> None:
+    script = Repeating(_own, snapshot_behind=is_behind)
+    whole = script.train(0, 4 * EPOCH)
+    assert numbers(whole[:EPOCH]) == numbers(whole[EPOCH : 2 * EPOCH])
+    for start in (2 * EPOCH, 3 * EPOCH):
+        assert script.train(start, 4 * EPOCH) == whole[start:], start
+
+
+@pytest.mark.parametrize("loader", [shuffled, _own])
+def test_what_the_script_does_not_train_on_is_not_skipped(loader: Callable[[], DataLoader[Tensor]]) -> None:
+    script = Evaluating(loader, snapshot_behind=True)
+    whole = script.train(0, 3 * EPOCH)
+    for start in (EPOCH, 2 * EPOCH):
+        assert script.train(start, 3 * EPOCH) == whole[start:], start
 
 
 def test_a_script_that_accumulates_over_the_end_of_an_epoch_has_not_skipped_the_next_one() -> None:

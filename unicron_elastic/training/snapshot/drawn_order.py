@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import IterableDataset
 
+from unicron_elastic.training.snapshot.own_generators import is_just_seeded, own_generators
 from unicron_elastic.training.step.randomness import Generators
 
 _UNDRAWN = 624  # where a Mersenne Twister is that was just seeded
@@ -80,16 +81,7 @@ class DrawnOrder:
         if name == "numpy":
             return bool(state["state"].get("pos") == _UNDRAWN)
         own = {_own(number): each for number, each in enumerate(self._own)}
-        generator = own.get(name) or self._generators.of_torch()[name]
-        seeded: Tensor = Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
-        return bool(torch.equal(state, seeded))
-
-
-def own_generators(loader: Any) -> list[Generator]:
-    """Return those that the loader and its samplers draw from in the place of torch's, each once."""
-    of = (loader, getattr(loader.batch_sampler, "sampler", loader.sampler), loader.batch_sampler)
-    found = [getattr(each, "generator", None) for each in of]
-    return list({id(each): each for each in found if isinstance(each, Generator)}.values())
+        return is_just_seeded(own.get(name) or self._generators.of_torch()[name], state)
 
 
 def _named(of_all: Mapping[str, Any], own: Sequence[Tensor]) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from unicron_elastic.compat.loaded import is_initialising
 from unicron_elastic.compat.watching.batches import keeps_workers, watch_batches
 from unicron_elastic.compat.watching.optimizers import watch_before_steps
 from unicron_elastic.state.snapshot.gather import own_rank
-from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, own_generators
+from unicron_elastic.training.snapshot.drawn_order import DrawnOrder
 from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, mark_of
+from unicron_elastic.training.snapshot.own_generators import OwnGenerators, own_generators
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
 
 _ADVICE = "give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given"
@@ -47,6 +48,9 @@ class OpenEpochs:
         self._lengths: list[tuple[Any, int]] = []  # by mark, of loaders that can only be iterated and came to an end
         self._undrawn: tuple[LoaderEpoch, list[Generator]] | None = None  # whose loader's new workers count as old
         self._skips = True  # as far as is known
+        self._trained: list[Any] = []  # marks of loaders in whose epochs the script has trained
+        self._untrained: list[LoaderEpoch] | None = None  # begun since a state was taken over, until the script trains
+        self._own = OwnGenerators()
         watch_batches(self)
         watch_before_steps(self)
 
@@ -65,6 +69,11 @@ class OpenEpochs:
             "skips": self._skips,
             "kept": [mark_of(each) for found in self._loaders if (each := found()) is not None and keeps_workers(each)],
             "lengths": self._lengths,
+            "trained": self._trained,
+            "own": self._own.state_dict(
+                [each.mark for each in found],
+                [(each.mark, each.draws_seed) for each in self._living() if not self._is_open(each)],
+            ),
             "epochs": [
                 {
                     "mark": each.mark,
@@ -92,8 +101,10 @@ class OpenEpochs:
             list(state.get("kept", [])),
             list(state.get("lengths", [])),
         )
+        self._own.load_state_dict(state.get("own", []))
+        self._trained, self._untrained, self._moment = list(state.get("trained", [])), [], self._generators.states()
         if self._skips and all(each.began for each in epochs):
-            self._awaited, self._moment = epochs, self._generators.states()
+            self._awaited = epochs
         elif any(each.is_drawn for each in epochs):
             _tell(f"the state is of the middle of an epoch whose order was drawn, and may be another now: {_ADVICE}")
 
@@ -106,6 +117,10 @@ class OpenEpochs:
         if mark is None or os.getpid() != self._process:  # where it is that of a loader's worker
             return None
         earlier = next((each for each in (*self._awaited, *self._skipped_whole()) if each.mark == mark), None)
+        has_skipped = earlier is None and self._has_skipped(mark)
+        if has_skipped:
+            self._generators.set(self._moment)
+        self._own.begins(loader, mark, is_again=earlier is not None, has_skipped=has_skipped)
         own, order = own_generators(loader), DrawnOrder(loader, self._generators)
         if earlier is not None:
             self._awaited = [each for each in self._awaited if each is not earlier]
@@ -133,7 +148,17 @@ class OpenEpochs:
         )
         if had_workers and not keeps_workers(loader):
             self._undrawn = epoch, own
+        if self._untrained is not None:
+            self._untrained.append(epoch)
         return epoch
+
+    def _has_skipped(self, mark: list[Any]) -> bool:
+        """Return whether the script has had an epoch of a loader with which it trains, and has not trained since.
+
+        It skips whole epochs up to the end of one, and the next may be that in which it goes on.
+        """
+        since = [each for each in self._untrained or () if each.mark == mark and each.is_left]
+        return bool(since) and mark in self._trained and not self._has_gradients()
 
     def _put_back(self, epoch: LoaderEpoch, own: Sequence[Generator]) -> None:
         """Put the generators, and the loader's own, to where they were when this epoch began."""
@@ -202,7 +227,12 @@ class OpenEpochs:
 
     def before_step(self, optimizer: Any) -> None:
         """The script trains on what it was given: it skips no more."""
+        if not is_initialising(optimizer):
+            self._untrained = None
+            self._own.before_step()
         for each in self._living():
+            if each.given and each.mark not in self._trained:
+                self._trained.append(each.mark)
             each.trained = each.given
         if not (self._awaited or self._again or self._had) or is_initialising(optimizer):
             return
@@ -254,7 +284,7 @@ class _Batches:
 def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of ``OpenEpochs`` that is for any rank: each has drawn numbers of its own."""
     epochs = [{**each, "began": {}, "own_began": [], "read": {}} for each in state["epochs"]]
-    return {**state, "epochs": epochs}
+    return {**state, "epochs": epochs, "own": []}
 
 
 def _tell(why: str) -> None:

@@ -1,0 +1,152 @@
+"""What DataLoaders' own generators have come to, for a script that goes on between two epochs.
+
+A loader draws the order of each epoch from its generator, which goes on from one epoch to the next. A script that is
+started again makes it anew, so the next epoch would have the order of the first. Who seeds it for each epoch, by number
+or always alike, is left alone: it does not stand where it stood when the training began, or did so in each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Generator, Tensor
+
+_SAMPLERS = "torch.utils.data.sampler"
+
+
+@dataclass(kw_only=True, eq=False)
+class OwnDraws:
+    """`OwnDraws` is what is known of one loader with generators of its own, which ``mark`` tells in another process.
+
+    ``first`` and ``latest`` is where they were when it began its first epoch and its latest one. ``repeats``: it has
+    begun several at the same place. ``kept`` is where they were in a state that was taken over, until the script
+    trains. ``draws_seed`` says of a latest epoch there, all of whose batches were given, but whose end the loader had
+    not heard, whether it began with a seed for workers.
+    """
+
+    mark: list[Any]
+    first: list[Tensor]
+    latest: list[Tensor]
+    repeats: bool = False
+    kept: list[Tensor] | None = None
+    draws_seed: bool | None = None
+    has_begun: bool = False  # since the state was taken over
+    loader: Any = field(default=lambda: None)  # refers to it
+
+
+class OwnGenerators:
+    """`OwnGenerators` knows those of all loaders that a script has begun."""
+
+    def __init__(self) -> None:
+        self._draws: list[OwnDraws] = []
+
+    def state_dict(
+        self, open_marks: Sequence[list[Any]], at_end: Sequence[tuple[list[Any], bool]]
+    ) -> list[dict[str, Any]]:
+        """Return where they are, but for loaders in the middle of an epoch, of which others take care.
+
+        ``at_end``: the marks of those which have given all batches of one, and whether it has drawn a seed.
+        """
+        found = [(each, each.loader()) for each in self._draws if each.mark not in open_marks]
+        return [
+            {
+                "mark": each.mark,
+                "first": each.first,
+                "latest": each.latest,
+                "repeats": each.repeats,
+                "kept": _states(own_generators(loader)),
+                "draws_seed": next((draws for mark, draws in at_end if mark == each.mark), None),
+            }
+            for each, loader in found
+            if loader is not None
+        ]
+
+    def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
+        """Takes it over; each is put to its place when the script begins its loader."""
+        self._draws = [OwnDraws(**each) for each in state]
+
+    def begins(self, loader: Any, mark: list[Any], *, is_again: bool, has_skipped: bool) -> None:
+        """Notes where those of a loader are, or puts them to where they were when the state was kept.
+
+        ``is_again``: it begins the epoch in whose middle it was, and others do that. ``has_skipped``: the script has
+        skipped epochs of it since, and may be where the state was kept.
+        """
+        own = own_generators(loader)
+        if not own:
+            return
+        draws = self._of(loader, mark)
+        if draws is None:
+            draws = OwnDraws(mark=mark, first=_states(own), latest=_states(own))
+            self._draws.append(draws)
+        elif draws.kept is not None and not is_again and _goes_on(draws, own, has_skipped=has_skipped):
+            _put_on(draws, loader, own)
+            draws.latest, draws.kept, draws.draws_seed = _states(own), _states(own), None
+        else:
+            draws.kept = None
+            draws.repeats = draws.repeats or _are_same(draws.latest, _states(own))
+            draws.latest = _states(own)
+        draws.has_begun, draws.loader = True, ref(loader)
+
+    def before_step(self) -> None:
+        """The script trains: it has skipped what epochs it skips."""
+        for each in self._draws:
+            each.kept = None
+
+    def _of(self, loader: Any, mark: list[Any]) -> OwnDraws | None:
+        same = [each for each in self._draws if each.loader() is loader]
+        others = [each for each in self._draws if each.mark == mark and each.loader() is None]
+        return next(iter((*same, *others)), None)
+
+
+def own_generators(loader: Any) -> list[Generator]:
+    """Return those that the loader and its samplers draw from in the place of torch's, each once."""
+    of = (loader, getattr(loader.batch_sampler, "sampler", loader.sampler), loader.batch_sampler)
+    found = [getattr(each, "generator", None) for each in of]
+    return list({id(each): each for each in found if isinstance(each, Generator)}.values())
+
+
+def is_just_seeded(generator: Generator, state: Tensor) -> bool:
+    """Return whether nothing was drawn from a generator in this state since it was seeded."""
+    seeded: Tensor = Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
+    return bool(torch.equal(state, seeded))
+
+
+def _goes_on(draws: OwnDraws, own: Sequence[Generator], *, has_skipped: bool) -> bool:
+    """Return whether the script leaves it to its generators to come from one epoch to the next, as far as is known.
+
+    Before it has begun one, they are where they were in the beginning; between those that it skips nobody seeds them.
+    """
+    if draws.has_begun:
+        return has_skipped and not any(is_just_seeded(each, each.get_state()) for each in own)
+    return not draws.repeats and _are_same(_states(own), draws.first)
+
+
+def _put_on(draws: OwnDraws, loader: Any, own: Sequence[Generator]) -> None:
+    """Put the generators to where they were when the state was kept, or where the epoch ended that was at its end.
+
+    The order may have been drawn to its end or not: its samplers, if they are torch's, draw it once more.
+    """
+    assert draws.kept is not None
+    indices = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    is_drawn_again = draws.draws_seed is not None and all(
+        type(each).__module__ == _SAMPLERS for each in (indices, getattr(indices, "sampler", indices))
+    )
+    for generator, state in zip(own, draws.latest if is_drawn_again else draws.kept, strict=False):
+        generator.set_state(state)
+    if is_drawn_again:
+        if draws.draws_seed and loader.generator is not None:
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        for _ in indices:
+            pass
+
+
+def _states(own: Iterable[Generator]) -> list[Tensor]:
+    return [each.get_state() for each in own]
+
+
+def _are_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(torch.equal, some, others))
