@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -573,6 +573,30 @@ def test_an_optimizer_of_which_each_rank_has_a_part_is_refused() -> None:
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(WrongUseError, match=r"optimizer is a ZeroRedundancyOptimizer, of whose state each rank has"):
         Run(model=model, optimizer=optimizer)
+
+
+class Bare(torch.optim.Optimizer):
+    """A `Bare` writes past torch, which knows nothing of its steps."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.defaults, self.state = {}, {}  # type: ignore[assignment]
+        self.param_groups = [{"params": list(parameters), "lr": 0.1}]
+
+    def step(self, _closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+
+def test_an_optimizer_whose_steps_torch_does_not_know_is_refused_and_its_state_copied_at_once() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = Bare(model.parameters())
+    run = Run(model=model, optimizer=optimizer)
+    assert run._snapshots._unchanging() == set()
+    with pytest.raises(TypeError, match=r"Bare is a torch.optim.Optimizer that has not called super\(\).*tier 1"):
+        next(run.steps(1, 1))
+    with_step = Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert with_step._snapshots._unchanging() == {each.untyped_storage().data_ptr() for each in model.parameters()}
 
 
 def test_a_compiled_model_is_trained() -> None:

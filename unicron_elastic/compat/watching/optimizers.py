@@ -45,6 +45,11 @@ def watch_after_steps(watcher: AfterStepWatcher) -> None:
     _begin()
 
 
+def tells_of_steps(optimizer: Any) -> bool:
+    """Return whether torch goes through its hooks at steps: not if a class of a script's own leaves out __init__."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 def _begin() -> None:
     with _lock:
         if not _hooks:

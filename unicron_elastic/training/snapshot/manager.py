@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.compat.tensors import local_of
-from unicron_elastic.compat.watching.optimizers import watch_before_steps
+from unicron_elastic.compat.watching.optimizers import tells_of_steps, watch_before_steps
 from unicron_elastic.state.layout import flatten, rebuild
 from unicron_elastic.state.snapshot.gather import gathering, own_rank
 from unicron_elastic.state.snapshot.header import Header
@@ -164,7 +164,10 @@ class SnapshotManager:
         self._writer.wait()
 
     def _unchanging(self) -> set[int]:
-        """The storages of the tensors that change in nothing but an optimizer step, before which we are asked."""
+        """The storages of the tensors that change in nothing but an optimizer step, before which we are asked.
+
+        Of an optimizer whose steps torch tells nobody of there are none.
+        """
         found: set[int] = set()
 
         def learn(leaf: Any) -> None:
@@ -173,7 +176,7 @@ class SnapshotManager:
                 if _has_storage(local):
                     found.add(local.untyped_storage().data_ptr())
 
-        for optimizer in self._optimizers:
+        for optimizer in filter(tells_of_steps, self._optimizers):
             for group in optimizer.param_groups:
                 map_leaves(group["params"], learn)
             for state in optimizer.state.values():

@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from unicron_elastic.compat.watching.optimizers import tells_of_steps
+
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 _SHARDERS = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 _WHOLE = "run.steps() trains models that are whole on every rank"
@@ -40,5 +42,10 @@ def check_suitable(model: nn.Module, optimizers: Iterable[Any] = ()) -> None:
         if parameter.is_meta:
             raise TypeError(f"{name} is on the meta device and has no numbers: make it before run.steps()")
     for optimizer in optimizers:
+        if not tells_of_steps(optimizer):
+            raise TypeError(
+                f"{type(optimizer).__name__} is a torch.optim.Optimizer that has not called super().__init__(): "
+                f"torch tells nobody of its steps, and run.steps() has to know of each. Call it, or {_TIER_1}"
+            )
         if type(optimizer).__module__.partition(".")[0] == "deepspeed":
             raise TypeError(f"{type(optimizer).__name__} is DeepSpeed's and reduces gradients itself: {_TIER_1}")
