@@ -15,6 +15,7 @@ __all__ = [
     "copy_each",
     "expanded_axes",
     "has_unreduced",
+    "hooks_of",
     "is_plain",
     "local_of",
     "unscaled_by",
@@ -75,6 +76,14 @@ def local_of(tensor: Tensor) -> Tensor:
         return tensor
     own: Tensor = getattr(tensor, "_local_tensor", tensor)
     return own
+
+
+def hooks_of(owner: nn.Module | Tensor) -> list[Any]:
+    """Return what is called around a module's passes, or with a tensor's gradient; nothing that torch hides now."""
+    kinds = ["_backward_hooks", "_post_accumulate_grad_hooks"]
+    if isinstance(owner, nn.Module):
+        kinds = ["_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"]
+    return [each for kind in kinds for each in (getattr(owner, kind, None) or {}).values()]
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -407,6 +407,7 @@ class Engine:
         Raises ValueError if this run has another number of micro-batches already, and TypeError for a SparseAdam.
         """
         self._values.begin()
+        self._replicas.begin_training()
         if self._gradients is None:
             self._make_parts(micro_batches)
         elif (was := self._gradients.micro_batches) != micro_batches:

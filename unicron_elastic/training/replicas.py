@@ -22,6 +22,7 @@ from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.state.digest import digest_of, digests
 from unicron_elastic.state.exact import tensors_of
 from unicron_elastic.training.step.buffers import Buffers
+from unicron_elastic.training.step.code_of import code_of
 from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told
 from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 
@@ -54,8 +55,13 @@ class Replicas:
         self._left_out: set[str] = set()
         self._digest: int | None = None
         self._read: dict[str, tuple[str, int]] | None = None  # of what each step reads once
+        self._first_code: dict[str, str] = {}  # when the script began
         self._told: Told | None = None
         self._none_told: Told | None = None  # what is told if the comparison has failed
+
+    def begin_training(self) -> None:
+        """The script asks for its first step, or for those of one more call."""
+        self._first_code = self._first_code or dict(self._code())
 
     def begin(self, step: int, *, is_last: bool) -> None:
         """Step ``step`` begins, maybe the last of its call of ``steps()``; until its optimizer step the state stays."""
@@ -139,11 +145,22 @@ class Replicas:
             for name, what, digest in (*self._decisive(), *modes, *_states(extra))
             if name not in self._left_out
         }
+        code = {name: each for name, each in self._code() if name not in self._left_out}
+        tensors |= {name: (each, 0) for name, each in code.items()}
+        changed = frozenset(name for name, each in code.items() if each != self._first_code.get(name))
         own = {*others, *extra, *self._buffers_of_modules(), *(name for name, *_ in modes)}
         if self.buffers is not None:
             own |= {MODEL + name for name in self.buffers.own}
         caches, kind = frozenset(self._caches()), _kind(self._model)
-        return Told(tensors=tensors, caches=caches, own=frozenset(own), kind=kind, is_copy=self._is_copy)
+        return Told(
+            tensors=tensors,
+            caches=caches,
+            own=frozenset(own),
+            unsent=frozenset(code),
+            changed=changed,
+            kind=kind,
+            is_copy=self._is_copy,
+        )
 
     def _digests(self, others: Mapping[str, Callable[[], Any]]) -> dict[str, tuple[str, int]]:
         """Return those of all tensors, of what changes them, and of ``others``."""
@@ -209,6 +226,11 @@ class Replicas:
         for path, module in self._named_modules():
             if path.startswith(MODEL) and asks_mode(module):
                 yield f"{path}training", "setting", int(module.training)
+
+    def _code(self) -> Iterator[tuple[str, str]]:
+        """What runs in the modules of the model."""
+        for path, module in self._model.named_modules():
+            yield from code_of(f"{MODEL}{path}." if path else MODEL, module)
 
     def _extra_states(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """What modules give besides tensors, which a forward pass of one rank may have moved."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 MODEL = "model."  # with which the names of the model's own tensors begin
 
 _DIGITS, _BITS = 16, 4  # whose squares, of 50,000 ranks, sum up to less than 2**24, which is exact in fp32
+_NAMES = ("caches", "own", "unsent", "changed")  # of which a rank tells names
 NOTES = 2 * _DIGITS + 1  # how many numbers they are
 
 
@@ -45,28 +46,31 @@ class Told:
     """What a rank tells of its state: of each tensor or value, by name, its type and shape, and its digest.
 
     ``caches`` are those that may have another shape, or not be there, on each rank; those that are ``own`` may have
-    another content as well. ``kind``: all on which the rounding of an optimizer step may depend. ``is_copy``: it has
+    another content as well. What is ``unsent`` no rank can give another; some of it the script has ``changed`` here
+    since its first step. ``kind``: all on which the rounding of an optimizer step may depend. ``is_copy``: it has
     the state from another rank, and has been compared with nobody since.
     """
 
     tensors: Mapping[str, tuple[str, int]]
     caches: frozenset[str]
     own: frozenset[str]
+    unsent: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
     kind: str
     is_copy: bool
 
     def to_json(self) -> str:
         """Return the digest as text."""
-        of = {"tensors": self.tensors, "caches": sorted(self.caches), "own": sorted(self.own)}
-        return json.dumps({**of, "kind": self.kind, "is_copy": self.is_copy})
+        of = {name: sorted(getattr(self, name)) for name in _NAMES}
+        return json.dumps({"tensors": self.tensors, **of, "kind": self.kind, "is_copy": self.is_copy})
 
     @classmethod
     def parse(cls, text: str) -> Told:
         """Undoes ``to_json``."""
         told = json.loads(text)
         tensors = {name: (str(what), int(digest)) for name, (what, digest) in told["tensors"].items()}
-        caches, own = frozenset(told["caches"]), frozenset(told["own"])
-        return cls(tensors=tensors, caches=caches, own=own, kind=told["kind"], is_copy=told["is_copy"])
+        of = {name: frozenset(told[name]) for name in _NAMES}
+        return cls(tensors=tensors, **of, kind=told["kind"], is_copy=told["is_copy"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +92,7 @@ def judge(told: Sequence[Told], steps: int) -> ComparisonVerdict:
     Most are right, of those that have a state of their own: a copy is as wrong as what it was made of.
     """
     made = "1 step" if steps == 1 else f"{steps} steps"
-    left_out = _different_caches(told) | _shards(told)
+    left_out = _different_caches(told) | _shards(told) | _of_some(told)
     tables = [_without(each.tensors, left_out) for each in told]
     keys = [frozenset(table.items()) for table in tables]
     if len(set(keys)) == 1:
@@ -117,6 +121,16 @@ def _different_caches(told: Sequence[Told]) -> frozenset[str]:
     caches, own = (frozenset().union(*each) for each in zip(*((each.caches, each.own) for each in told), strict=True))
     others = {name for name in caches if len({table.get(name, ("", 0))[0] for table in tables}) > 1}
     return frozenset(others | {name for name in own if _is_different(tables, name)})
+
+
+def _of_some(told: Sequence[Told]) -> frozenset[str]:
+    """What cannot be sent and is not the same everywhere, unless a copy alone has not what all others have changed."""
+    made = [each for each in told if not each.is_copy] or told
+    asked = frozenset[str]().union(*(each.changed for each in made))
+    lasting = {name for name in asked if not _is_different([each.tensors for each in made], name)}
+    tables = [each.tensors for each in told]
+    unsent = frozenset[str]().union(*(each.unsent for each in told))
+    return frozenset(name for name in unsent - lasting if _is_different(tables, name))
 
 
 def _shards(told: Sequence[Told]) -> frozenset[str]:
