@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,6 +27,16 @@ EXIT_TIMEOUT_S = 120.0  # a copy that takes longer waits for a GPU that hangs
 Tell = Callable[[SnapshotMade], None]
 
 
+class Marks(Protocol):
+    """They tell of tensors whose changes torch does not count whether they have changed."""
+
+    def have_changed(self) -> bool:
+        """Return whether they have since the copy began."""
+
+    def forget(self) -> None:
+        """Let the script free them."""
+
+
 @dataclass(frozen=True)
 class _Job:
     """A copy that is to be made."""
@@ -36,16 +46,19 @@ class _Job:
     ready: Any  # on the GPU's stream, when the state is complete; None without a GPU
     about: dict[str, Any]
     changes: list[int]  # of each tensor, until the copy began
+    marks: Marks | None
     copied: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
     def is_whole(self) -> bool:
         """Whether nothing has changed since it began."""
-        return _changes(self.tensors) == self.changes
+        return _changes(self.tensors) == self.changes and not (self.marks is not None and self.marks.have_changed())
 
     def forget_tensors(self) -> None:
         """Let the script free them: nobody looks at them any more."""
         self.tensors.clear()
+        if self.marks is not None:
+            self.marks.forget()
 
 
 class SnapshotWriter:
@@ -63,7 +76,9 @@ class SnapshotWriter:
         self.is_off = False  # there was not enough memory, for one
         self._is_careful = False  # the script has changed tensors while they were copied
 
-    def begin(self, layout: Layout, tensors: list[Tensor], about: dict[str, Any], tell: Tell) -> None:
+    def begin(
+        self, layout: Layout, tensors: list[Tensor], about: dict[str, Any], tell: Tell, marks: Marks | None = None
+    ) -> None:
         """Begins to write a state, of which nothing may change until ``wait_copied`` returns; ``about``: its header.
 
         Where something changes all the same, that snapshot is not kept, and later ones are copied before this returns.
@@ -78,7 +93,7 @@ class SnapshotWriter:
                 return
             self._thread = thread
             atexit.register(self._end, thread)
-        self._latest = _Job(layout, tensors, _ready(tensors), about, _changes(tensors))
+        self._latest = _Job(layout, tensors, _ready(tensors), about, _changes(tensors), marks)
         self._jobs.put(self._latest)
         if self._is_careful:
             self.wait_copied()

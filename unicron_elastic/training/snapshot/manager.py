@@ -36,6 +36,7 @@ from unicron_elastic.state.snapshot.newest_common import (
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.training.snapshot.marks_of_shards import MarksOfShards
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.step.running_statistics import has_own_statistics
 from unicron_elastic.worker.channel import ChannelClosed
@@ -127,7 +128,8 @@ class SnapshotManager:
         self.wait()
         state = self._run.state_dict()
         local = Shards(state["state"]["model"]).local(state)
-        kept = _Kept(self._unchanging())
+        unchanging = self._unchanging()
+        kept = _Kept({local_of(each).untyped_storage().data_ptr() for each in unchanging})
         layout, tensors = flatten(map_leaves(local, kept.of))
         rank, world_size = own_rank()
         about = {
@@ -140,7 +142,8 @@ class SnapshotManager:
             "is_for_peer": bool(self._peer_every and step % self._peer_every == 0),
         }
         watch_before_steps(self._writer)
-        self._writer.begin(layout, tensors, about, _tell_agent)
+        shards = [each for each in unchanging if local_of(each) is not each]
+        self._writer.begin(layout, tensors, about, _tell_agent, MarksOfShards(shards) if shards else None)
         self._begun = step
         return True
 
@@ -163,18 +166,16 @@ class SnapshotManager:
         """Waits until the copy that was begun last is complete."""
         self._writer.wait()
 
-    def _unchanging(self) -> set[int]:
-        """The storages of the tensors that change in nothing but an optimizer step, before which we are asked.
+    def _unchanging(self) -> list[Tensor]:
+        """Return the tensors that change in nothing but an optimizer step, before which we are asked.
 
         Of an optimizer whose steps torch tells nobody of there are none.
         """
-        found: set[int] = set()
+        found: list[Tensor] = []
 
         def learn(leaf: Any) -> None:
-            if isinstance(leaf, Tensor):
-                local = local_of(leaf)
-                if _has_storage(local):
-                    found.add(local.untyped_storage().data_ptr())
+            if isinstance(leaf, Tensor) and _has_storage(local_of(leaf)):
+                found.append(leaf)
 
         for optimizer in filter(tells_of_steps, self._optimizers):
             for group in optimizer.param_groups:
