@@ -93,7 +93,10 @@ def test_without_a_warm_process_nothing_is_complained_of(make_owner: MakeOwner, 
 def test_a_command_that_is_not_this_python_starts_plainly_and_says_so(make_owner: MakeOwner) -> None:
     runtime = make_owner().begin("/bin/true")
     assert runtime.ready_warm() is None
-    assert runtime.why_plain == "the workers do not run this Python interpreter"
+    assert (
+        runtime.why_plain
+        == "the workers do not run this Python interpreter, so that nobody keeps snapshots of a Run in them"
+    )
 
 
 @pytest.mark.parametrize(

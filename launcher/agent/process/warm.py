@@ -62,7 +62,7 @@ def injected(env: Mapping[str, str]) -> dict[str, str]:
 def why_not(argv: Sequence[str]) -> str | None:
     """Why this command cannot start warm, as a sentence; None if it can."""
     if not argv or argv[0] != sys.executable:
-        return "the workers do not run this Python interpreter"
+        return "the workers do not run this Python interpreter, so that nobody keeps snapshots of a Run in them"
     if any(Template(word).safe_substitute(local_rank="0") != word for word in program_of(argv)):
         return "each local rank has a script of its own"
     for path in source_files(argv):

@@ -15,14 +15,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import counted, one_line
-from unicron_elastic.engine.protocol.shares import from_ranges
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.training.group.misfits import unfit
 from unicron_elastic.training.group.script_text import how_else, script_text
 from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
-from unicron_elastic.training.step.trainable import Trainable
+from unicron_elastic.training.step.trainable import Trainable, positions_of
 
 _WHY_CHARACTERS = 500
 _MAY_PASS = (OSError, MemoryError, torch.OutOfMemoryError)  # another try may do better
@@ -122,12 +121,14 @@ class Handover:
             self._take_trained(way)
             return ""
         self._trainable.look()  # before steps() that is nobody else's look
-        otherwise = self._trainable.tell_apart(from_ranges(model["trained"], len(self._trainable.parameters)))
+        trained = positions_of(model["trained"], len(self._trainable.parameters), "parameters")
+        otherwise = self._trainable.tell_apart(trained)
         if model is way:
             whose = "run.restore() leaves it to the script which parameters are trained, and the one that saved"
             return otherwise and f"{whose} {otherwise}"
         if "in_training" in model:
-            modes = self._trainable.tell_modes_apart(from_ranges(model["in_training"], len(self._trainable.modules)))
+            in_training = positions_of(model["in_training"], len(self._trainable.modules), "modules")
+            modes = self._trainable.tell_modes_apart(in_training)
             otherwise = " and ".join(each for each in (otherwise, modes) if each)
         self._take_trained(way)
         return otherwise and f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
@@ -144,7 +145,7 @@ class Handover:
         parameters, own = self._trainable.parameters, self._trainable.positions
         if any(end > len(parameters) for _, end in model["trained"]):
             return ""  # it is another model, and will say so
-        trained = from_ranges(model["trained"], len(parameters))
+        trained = positions_of(model["trained"], len(parameters), "parameters")
         if trained == own:
             return ""
         wrong = unfit(parameters, trained - own, own - trained)

@@ -126,10 +126,18 @@ class Trainable:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
         modules, parameters = walked(self._model)
-        trained = from_ranges(state["trained"], len(parameters))
+        trained = positions_of(state["trained"], len(parameters), "parameters")
         for position, parameter in enumerate(parameters):
             parameter.requires_grad_(position in trained)
         if "in_training" in state:
-            in_training = from_ranges(state["in_training"], len(modules))
+            in_training = positions_of(state["in_training"], len(modules), "modules")
             for position, module in enumerate(modules):
                 module.training = position in in_training
+
+
+def positions_of(ranges: Sequence[Sequence[int]], count: int, what: str) -> frozenset[int]:
+    """Return those that a state names of a model's ``what``, of which there are so many here. Raises ValueError."""
+    end = max((end for _, end in ranges), default=0)
+    if end > count:
+        raise ValueError(f"they are of a model with {end} {what} or more, and this one has {count}")
+    return from_ranges(ranges, count)
