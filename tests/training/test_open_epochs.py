@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     RandomSampler,
     Subset,
     SubsetRandomSampler,
@@ -99,16 +100,40 @@ class Repeating(Seeding):
 class Evaluating(Script):
     """`Evaluating` goes through another loader twice before each epoch, and trains on none of it."""
 
-    @staticmethod
-    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+    held_out: Dataset[Tensor] = Subset(Noisy(), range(2 * BATCH))
+
+    @classmethod
+    def _numbered(cls, loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
         own = torch.Generator().manual_seed(9)
-        held_out = DataLoader(Subset(Noisy(), range(2 * BATCH)), BATCH, shuffle=True, generator=own)
+        held_out = DataLoader(cls.held_out, BATCH, shuffle=True, generator=own)
         while True:
             for batch in (*held_out, *held_out):
                 torch.rand(int(batch[0, 0]))
             for batch in loader:
                 yield step, batch
                 step += 1
+
+
+class EvaluatingAlike(Evaluating):
+    """`EvaluatingAlike` has another loader that nobody can tell from the one that it trains on."""
+
+    held_out = Noisy()
+
+
+class EvaluatingBehind(Script):
+    """`EvaluatingBehind` does so once behind each epoch."""
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        held_out = shuffled(generator=torch.Generator().manual_seed(9))
+        first = step
+        while True:
+            for batch in loader:
+                yield step, batch
+                step += 1
+            if step > first:
+                for batch in held_out:
+                    torch.rand(int(batch[0, 0]))
 
 
 @pytest.mark.parametrize("from_beginning", [False, True])
@@ -130,11 +155,48 @@ def test_who_has_the_same_order_in_each_epoch_is_left_alone_once_that_is_seen(*,
 
 
 @pytest.mark.parametrize("loader", [shuffled, _own])
-def test_what_the_script_does_not_train_on_is_not_skipped(loader: Callable[[], DataLoader[Tensor]]) -> None:
-    script = Evaluating(loader, snapshot_behind=True)
+@pytest.mark.parametrize("kind", [Evaluating, EvaluatingAlike])
+def test_what_the_script_does_not_train_on_is_not_skipped(
+    kind: type[Script], loader: Callable[[], DataLoader[Tensor]]
+) -> None:
+    script = kind(loader, snapshot_behind=True)
     whole = script.train(0, 3 * EPOCH)
     for start in (EPOCH, 2 * EPOCH):
         assert script.train(start, 3 * EPOCH) == whole[start:], start
+
+
+@pytest.mark.parametrize("loaders", [2, 3])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_loaders_that_are_taken_in_turn_by_step_go_on(loaders: int, *, is_behind: bool) -> None:
+    class InTurn(Script):
+        """`InTurn` takes the next batch of the next loader, and goes through each without an end."""
+
+        @staticmethod
+        def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+            all_of = [loader, *(shuffled() for _ in range(loaders - 1))]
+            batches = [iter(each) for each in all_of]
+            while True:
+                which = step % loaders
+                try:
+                    batch = next(batches[which])
+                except StopIteration:
+                    batches[which] = iter(all_of[which])
+                    batch = next(batches[which])
+                yield step, batch
+                step += 1
+
+    script = InTurn(shuffled, snapshot_behind=is_behind)
+    until = 2 * loaders * EPOCH
+    whole = script.train(0, until)
+    for start in (1, 2, 3, 5, loaders * EPOCH - 3, loaders * EPOCH + 3, until - loaders - 1):
+        assert script.train(start, until, from_beginning=True) == whole[start:], start
+
+
+def test_of_two_loaders_that_nobody_can_tell_apart_each_goes_on_with_its_own_generator() -> None:
+    script = EvaluatingBehind(_own)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (2, EPOCH + 2, 3 * EPOCH - 1):
+        assert script.train(start, 4 * EPOCH) == whole[start:], start
 
 
 def test_a_script_that_accumulates_over_the_end_of_an_epoch_has_not_skipped_the_next_one() -> None:
@@ -226,7 +288,7 @@ def test_a_loader_that_is_evaluated_with_meanwhile_is_in_the_middle_of_nothing()
     next(held_out)
     run.snapshot(0)
     run.snapshot(1)
-    assert run.state_dict()["epochs"]["epochs"] == []
+    assert [each["is_recent"] for each in run.state_dict()["epochs"]["epochs"]] == [False]
 
 
 @pytest.mark.parametrize(("kind", "is_told"), [("shuffle", True), ("in order", False), ("own generator", False)])

@@ -14,17 +14,21 @@ class LoaderEpoch:
     """A `LoaderEpoch` is one of a loader, which ``mark`` tells in another process, too.
 
     ``is_drawn``: its order comes from random numbers that nobody had just seeded; ``moved`` are the generators that it
-    comes from. ``began`` and ``own_began`` is where the generators were, those of all and the loader's own, and
-    ``read`` where they were before its latest batch, if this process reads them. ``count`` is how many were given, of
-    one that was open in a state. ``keeps_workers``: its loader had its workers already, and drew nothing for them.
+    comes from. ``began`` and ``own_began`` is where the generators were, those of all and the loader's own; ``first``
+    and ``read`` where they were before its first batch and its latest one, if this process reads them. ``count`` is how
+    many were given, of one that was open in a state; it ``is_recent`` if some of them were since the call before that.
+    ``keeps_workers``: its loader had its workers already, and drew nothing for them.
     """
 
     mark: list[Any]
+    loader: Any = field(default=lambda: None)  # refers to it
     is_drawn: bool
     began: dict[str, Any]
     own_began: list[Any]
     read: dict[str, Any]
+    first: dict[str, Any] = field(default_factory=dict)
     count: int = 0
+    is_recent: bool = True
     batches: Any = field(default=lambda: None)  # refers to what gives them
     keeps_workers: bool = False
     moved: list[str] = field(default_factory=list)

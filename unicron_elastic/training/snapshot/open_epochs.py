@@ -64,15 +64,14 @@ class OpenEpochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
-        found = [each for each in self._living() if (each.advances or each.given > each.looked) and self._is_open(each)]
+        found = [each for each in self._living() if each.given and self._is_open(each)]
         return {
             "skips": self._skips,
             "kept": [mark_of(each) for found in self._loaders if (each := found()) is not None and keeps_workers(each)],
             "lengths": self._lengths,
-            "trained": self._trained,
+            "trained": [each for each in self._trained if self._is_of_one(each)],
             "own": self._own.state_dict(
-                [each.mark for each in found],
-                [(each.mark, each.draws_seed) for each in self._living() if not self._is_open(each)],
+                [(each.loader(), each.draws_seed) for each in self._living() if not self._is_open(each)]
             ),
             "epochs": [
                 {
@@ -81,8 +80,10 @@ class OpenEpochs:
                     "moved": each.moved,
                     "keeps_workers": each.keeps_workers,
                     "count": each.given,
+                    "is_recent": each.advances or each.given > each.looked,
                     "began": packed(each.began),
                     "own_began": each.own_began,
+                    "first": packed(each.first),
                     "read": packed(each.read),
                 }
                 for each in found
@@ -92,7 +93,7 @@ class OpenEpochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes it over; the generators are where they were when it was kept."""
         epochs = [
-            LoaderEpoch(**{**each, "began": unpacked(each["began"]), "read": unpacked(each["read"])})
+            LoaderEpoch(**{**each, **{name: unpacked(each.get(name, {})) for name in ("began", "first", "read")}})
             for each in state["epochs"]
         ]
         self._epochs, self._awaited, self._again, self._had = [], [], [], []
@@ -136,6 +137,7 @@ class OpenEpochs:
         self._loaders = [*(each for each in self._loaders if each() is not None and each() is not loader), ref(loader)]
         epoch = LoaderEpoch(
             mark=mark,
+            loader=ref(loader),
             keeps_workers=had_workers,
             is_drawn=False,
             order=order,
@@ -190,8 +192,11 @@ class OpenEpochs:
         """Notes where the generators are, or puts them to where they were before the last one that the script had."""
         if (earlier := self._last_again(epoch, number)) is not None:
             self._generators.set(earlier.read)
+        elif number == 1 and epoch.earlier in self._again and epoch.earlier is not None:  # then an order is drawn
+            self._generators.set(epoch.earlier.first)
         if epoch.reads:
             epoch.read = self._generators.states()
+            epoch.first = epoch.first or epoch.read
 
     def behind_batch(self, epoch: LoaderEpoch, number: int) -> None:
         """When the script has had of all what it had before, it is where the state was kept."""
@@ -220,6 +225,11 @@ class OpenEpochs:
         left = [each for each in self._had if each.again is not None and each.again.is_left]
         return [] if left and self._has_gradients() else left
 
+    def _is_of_one(self, mark: list[Any]) -> bool:
+        """Return whether one loader alone has this mark, so that none that the script does not train on has it."""
+        loaders = [loader for each in self._loaders if (loader := each()) is not None]
+        return [mark_of(loader) for loader in loaders].count(mark) == 1
+
     def _last_again(self, epoch: LoaderEpoch, number: int) -> LoaderEpoch | None:
         """Return what this is again, if this batch is the last that the script had had of it."""
         earlier = epoch.earlier
@@ -238,6 +248,7 @@ class OpenEpochs:
             return
         self._had = []
         awaited, again, self._awaited, self._again = self._awaited, self._again, [], []
+        awaited, again = ([each for each in some if each.is_recent] for some in (awaited, again))
         if again:
             self._skips = False
             self._generators.set(self._moment)
@@ -283,7 +294,7 @@ class _Batches:
 
 def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of ``OpenEpochs`` that is for any rank: each has drawn numbers of its own."""
-    epochs = [{**each, "began": {}, "own_began": [], "read": {}} for each in state["epochs"]]
+    epochs = [{**each, "began": {}, "own_began": [], "first": {}, "read": {}} for each in state["epochs"]]
     return {**state, "epochs": epochs, "own": []}
 
 

@@ -24,8 +24,8 @@ class OwnDraws:
 
     ``first`` and ``latest`` is where they were when it began its first epoch and its latest one. ``repeats``: it has
     begun several at the same place. ``kept`` is where they were in a state that was taken over, until the script
-    trains. ``draws_seed`` says of a latest epoch there, all of whose batches were given, but whose end the loader had
-    not heard, whether it began with a seed for workers.
+    trains on what it has begun. ``draws_seed`` says of a latest epoch there, all of whose batches were given, but whose
+    end the loader had not heard, whether it began with a seed for workers.
     """
 
     mark: list[Any]
@@ -44,14 +44,9 @@ class OwnGenerators:
     def __init__(self) -> None:
         self._draws: list[OwnDraws] = []
 
-    def state_dict(
-        self, open_marks: Sequence[list[Any]], at_end: Sequence[tuple[list[Any], bool]]
-    ) -> list[dict[str, Any]]:
-        """Return where they are, but for loaders in the middle of an epoch, of which others take care.
-
-        ``at_end``: the marks of those which have given all batches of one, and whether it has drawn a seed.
-        """
-        found = [(each, each.loader()) for each in self._draws if each.mark not in open_marks]
+    def state_dict(self, at_end: Sequence[tuple[Any, bool]]) -> list[dict[str, Any]]:
+        """Return where they are. ``at_end``: loaders that have given all of an epoch, and whether it drew a seed."""
+        found = [(each, each.loader()) for each in self._draws]
         return [
             {
                 "mark": each.mark,
@@ -59,7 +54,7 @@ class OwnGenerators:
                 "latest": each.latest,
                 "repeats": each.repeats,
                 "kept": _states(own_generators(loader)),
-                "draws_seed": next((draws for mark, draws in at_end if mark == each.mark), None),
+                "draws_seed": next((draws for given, draws in at_end if given is loader), None),
             }
             for each, loader in found
             if loader is not None
@@ -78,7 +73,7 @@ class OwnGenerators:
         own = own_generators(loader)
         if not own:
             return
-        draws = self._of(loader, mark)
+        draws = self._of(loader, mark, _states(own))
         if draws is None:
             draws = OwnDraws(mark=mark, first=_states(own), latest=_states(own))
             self._draws.append(draws)
@@ -92,14 +87,17 @@ class OwnGenerators:
         draws.has_begun, draws.loader = True, ref(loader)
 
     def before_step(self) -> None:
-        """The script trains: it has skipped what epochs it skips."""
+        """The script trains: it has skipped what epochs it skips, of the loaders that it has begun."""
         for each in self._draws:
-            each.kept = None
+            if each.has_begun:
+                each.kept = None
 
-    def _of(self, loader: Any, mark: list[Any]) -> OwnDraws | None:
+    def _of(self, loader: Any, mark: list[Any], states: Sequence[Tensor]) -> OwnDraws | None:
+        """Return what is known of it, or of one like it that is gone: the one that began there, or the first."""
         same = [each for each in self._draws if each.loader() is loader]
         others = [each for each in self._draws if each.mark == mark and each.loader() is None]
-        return next(iter((*same, *others)), None)
+        alike = [each for each in others if _are_same(each.first, states)]
+        return next(iter((*same, *alike, *others)), None)
 
 
 def own_generators(loader: Any) -> list[Generator]:
