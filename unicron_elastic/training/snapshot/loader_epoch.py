@@ -11,7 +11,7 @@ from unicron_elastic.training.snapshot.drawn_order import DrawnOrder
 
 @dataclass(kw_only=True, eq=False)
 class LoaderEpoch:
-    """A `LoaderEpoch` is one of a loader, which ``mark`` tells in another process, too.
+    """A `LoaderEpoch` is one of a loader, which ``mark`` and ``place`` tell in another process, too.
 
     ``is_drawn``: its order comes from random numbers that nobody had just seeded; ``moved`` are the generators that it
     comes from. ``began`` and ``own_began`` is where the generators were, those of all and the loader's own; ``first``
@@ -21,6 +21,7 @@ class LoaderEpoch:
     """
 
     mark: list[Any]
+    place: int = 0  # among the loaders with this mark that are there, in the order in which the script began them
     loader: Any = field(default=lambda: None)  # refers to it
     is_drawn: bool
     began: dict[str, Any]

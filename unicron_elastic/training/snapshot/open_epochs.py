@@ -44,6 +44,7 @@ class OpenEpochs:
         self._had: list[LoaderEpoch] = []  # those of which it has had that, until it trains
         self._moment: dict[str, Any] = {}  # where the generators were when that state was kept
         self._loaders: list[ref[Any]] = []  # all that were begun
+        self._places: list[tuple[ref[Any], list[Any], int]] = []  # of these, with their marks
         self._kept: list[Any] = []  # marks of those which had workers in the state that was taken over
         self._lengths: list[tuple[Any, int]] = []  # by mark, of loaders that can only be iterated and came to an end
         self._undrawn: tuple[LoaderEpoch, list[Generator]] | None = None  # whose loader's new workers count as old
@@ -76,6 +77,7 @@ class OpenEpochs:
             "epochs": [
                 {
                     "mark": each.mark,
+                    "place": each.place,
                     "is_drawn": each.is_drawn,
                     "moved": each.moved,
                     "keeps_workers": each.keeps_workers,
@@ -117,7 +119,9 @@ class OpenEpochs:
         mark = mark_of(loader)
         if mark is None or os.getpid() != self._process:  # where it is that of a loader's worker
             return None
-        earlier = next((each for each in (*self._awaited, *self._skipped_whole()) if each.mark == mark), None)
+        place = self._place_of(loader, mark)
+        alike = [each for each in (*self._awaited, *self._skipped_whole()) if each.mark == mark]
+        earlier = next(iter(sorted(alike, key=lambda each: each.place != place)), None)
         has_skipped = earlier is None and self._has_skipped(mark)
         if has_skipped:
             self._generators.set(self._moment)
@@ -137,6 +141,7 @@ class OpenEpochs:
         self._loaders = [*(each for each in self._loaders if each() is not None and each() is not loader), ref(loader)]
         epoch = LoaderEpoch(
             mark=mark,
+            place=place,
             loader=ref(loader),
             keeps_workers=had_workers,
             is_drawn=False,
@@ -224,6 +229,17 @@ class OpenEpochs:
         """
         left = [each for each in self._had if each.again is not None and each.again.is_left]
         return [] if left and self._has_gradients() else left
+
+    def _place_of(self, loader: Any, mark: list[Any]) -> int:
+        """Return that of this loader among those with its mark: of a new one the first that none which is there has."""
+        self._places = [each for each in self._places if each[0]() is not None]
+        for known, _, place in self._places:
+            if known() is loader:
+                return place
+        taken = {place for _, other, place in self._places if other == mark}
+        place = next(each for each in range(len(taken) + 1) if each not in taken)
+        self._places.append((ref(loader), mark, place))
+        return place
 
     def _is_of_one(self, mark: list[Any]) -> bool:
         """Return whether one loader alone has this mark, so that none that the script does not train on has it."""
