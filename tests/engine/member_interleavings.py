@@ -567,7 +567,7 @@ class MemberMove(interleavings.Move):
                 self.post(name, NormFound(float(member.step)))
                 self.step(name)
             case "learned", _:
-                self.post(name, NormFound(float(min(given.values()))))
+                self.post(name, NormFound(float(min(each for each in given.values() if each != UNLIKE))))
             case "settled", _:
                 self.post(name, Settled(self.bounds.buckets))
             case "handed", (_, bucket, source):

@@ -114,6 +114,20 @@ def test_passes_that_ended_in_a_world_that_is_left_are_kept_and_its_connections_
     assert member.work.held == {0, 2}
 
 
+def test_who_leaves_a_world_before_its_passes_breaks_its_connections_there() -> None:
+    """As one that hears of a newcomer while it connects: others of its replica may be in their passes already."""
+    member, commands = _told(_trains(0), GroupBroke("closed"), WorldHeard(SECOND, 0))
+    own = commands[-1].said if isinstance(commands[-1], Say) else None
+    other = MemberSaid(seat=1, replica="0/0", state=0, buckets=1)
+    spare = MemberSaid(seat=0, replica="0/1", state=0, buckets=1)
+    member, commands = _told(member, AllSaid((own, spare, other)))
+    assert _names(commands) == ["MakeGroup"]
+    third = SECOND.after(store="h:1", reason="rank 3 is back", joined=[Member(name="3+1", node="n", local_rank=3)])
+    member, commands = _told(member, WorldHeard(third, 0), Connected())
+    assert _names(commands) == ["NoteMeeting", "Disconnect", "Restore", "Say"]
+    assert Disconnect(2) in commands
+
+
 def test_passes_that_broke_leave_nothing() -> None:
     member, commands = _told(_trains(), GroupBroke("closed"))
     assert _names(commands) == ["TellBroke", "AwaitWorld"]

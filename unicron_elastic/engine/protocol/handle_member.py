@@ -182,8 +182,16 @@ def _hear_world(member: ReplicaMember) -> MemberAnswer:
 
 
 def _meet(member: ReplicaMember, meeting: InMeeting) -> MemberAnswer:
-    """Speak in the newest world, with sums as they were before anything broke."""
+    """Speak in the newest world, with sums as they were before anything broke.
+
+    Others of its replica may be in passes of the world before, which a newer one does not end: they would wait for this
+    one, so that its connections there are broken.
+    """
+    leaves: tuple[ReplicaCommand, ...] = ()
     if member.knows_newer:
+        if member.is_connected and member.met is not None and member.shape.seats > 1:
+            reason = "a newer world has come, and this member makes no more passes in the one before"
+            leaves = (Disconnect(member.met.number, reason=reason),)
         newer = adopt_newest(member)
         if newer is None:
             return fail_outside(member)
@@ -192,7 +200,7 @@ def _meet(member: ReplicaMember, meeting: InMeeting) -> MemberAnswer:
     number = member.met.number
     member, mends = _mend(member)
     say = Say(number, _said(member, meeting), reason=f"the members of world {number} say where they are")
-    return member._replace(record=replace(meeting, talk=Talk.ALL, agreement=None)), (*mends, say)
+    return member._replace(record=replace(meeting, talk=Talk.ALL, agreement=None)), (*leaves, *mends, say)
 
 
 def _mend(member: ReplicaMember) -> tuple[ReplicaMember, tuple[ReplicaCommand, ...]]:
@@ -442,8 +450,7 @@ def _ask_more(member: ReplicaMember, record: Computing, event: MoreAsked) -> Mem
         raise ProtocolError(f"the script asks for more, and has not computed {sorted(record.left)}")
     if _may_lack(member):
         return _break(member, record, event)
-    answer = _go_on(member._replace(work=member.work._replace(held=member.work.assigned)))
-    return with_before(answer, *_breaks_late(member))
+    return _go_on(member._replace(work=member.work._replace(held=member.work.assigned)))
 
 
 def _breaks_late(member: ReplicaMember) -> tuple[ReplicaCommand, ...]:
