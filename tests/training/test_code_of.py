@@ -71,6 +71,7 @@ def test_a_copy_that_lacks_it_is_wrong_and_one_that_has_it_is_right(name: str, r
     verdict = judge([*others, _told(is_copy=True)], 9)
     assert verdict.wrong == {ranks}
     assert verdict.sentence == f"after 9 steps rank {ranks} differs from the others in {name}"
+    assert verdict.is_unsent
     assert judge([*others, _told(first=CHANGES[name], is_copy=True)], 9) == ComparisonVerdict()
     assert judge([*others, _told(later=CHANGES[name], is_copy=True)], 9) == ComparisonVerdict()
 

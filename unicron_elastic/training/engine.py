@@ -71,7 +71,7 @@ from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError
 from unicron_elastic.training.group.give_state import about_taken, give_state, receive_state, share_state
-from unicron_elastic.training.group.handover import Handover
+from unicron_elastic.training.group.handover import Handover, NotTakenError
 from unicron_elastic.training.group.mean_share import MeanShare, check_same
 from unicron_elastic.training.group.membership import membership
 from unicron_elastic.training.group.regrouping import Regrouping
@@ -613,6 +613,11 @@ class Engine:
             return Judged(WhoIsWrong.NOBODY)
         if assembly.rank in verdict.wrong:
             self._gate.on_expire()  # nobody is to have its state
+            if verdict.is_unsent:
+                raise NotTakenError(
+                    f"{verdict.sentence}, which the script has changed in a step before this process came, and nobody "
+                    "can send; by `if step.number >= ...` who comes later changes it, too. The others train on without"
+                )
             is_odd = 2 * len(verdict.wrong) < self.world_size
             kind = OddReplicaError if is_odd else ReplicasDifferError
             raise kind(f"{verdict.sentence}: this process must not train on")

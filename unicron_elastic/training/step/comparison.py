@@ -78,12 +78,14 @@ class ComparisonVerdict:
     """``wrong`` are the ranks that must not train on; ``sentence`` says why, or what else there is to say.
 
     ``left_out`` are the tensors that each rank may have as it likes. ``is_last``: they are not to be compared any more.
+    ``is_unsent``: who is wrong differs in nothing but what a rank cannot give another.
     """
 
     wrong: frozenset[int] = frozenset()
     sentence: str = ""
     left_out: frozenset[str] = frozenset()
     is_last: bool = False
+    is_unsent: bool = False
 
 
 def judge(told: Sequence[Told], steps: int) -> ComparisonVerdict:
@@ -100,11 +102,12 @@ def judge(told: Sequence[Told], steps: int) -> ComparisonVerdict:
     voting = [key for key, each in zip(keys, told, strict=True) if not each.is_copy] or keys
     (most, count), *_ = Counter(voting).most_common(1)
     others = frozenset(rank for rank, key in enumerate(keys) if key != most)
-    what = _listed([n for n in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, n)])
+    different = [n for n in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, n)]
+    what, is_unsent = _listed(different), all(name in each.unsent for name in different for each in told)
     if len({each.kind for each in told}) > 1:
         return ComparisonVerdict(sentence=f"after {made} {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
     if 2 * count > len(voting):
-        return ComparisonVerdict(wrong=others, sentence=f"after {made} {_ranks(others)} in {what}")
+        return ComparisonVerdict(wrong=others, sentence=f"after {made} {_ranks(others)} in {what}", is_unsent=is_unsent)
     return ComparisonVerdict(
         wrong=frozenset(range(len(keys))),
         sentence=f"after {made} the ranks differ in {what}, and no majority says who is right",
