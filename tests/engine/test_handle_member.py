@@ -175,6 +175,8 @@ DEEP = (
     MemberBounds(3, 1, losses=1, newcomers=1),
     MemberBounds(2, 1, steps=2, losses=2, newcomers=1),
     MemberBounds(1, 2, steps=2, breaks=2),
+    *(MemberBounds(2, 2, losses=1, victims=(1,), first=first, window=4, is_sharded=True) for first in (2, 14, 26)),
+    MemberBounds(2, 2, losses=1, newcomers=1, victims=(1,), first=10, window=1),
 )
 
 
