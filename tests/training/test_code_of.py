@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from unicron_elastic.training.replicas import Replicas
@@ -45,7 +46,20 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "model.0.bias.hooks": lambda model: model[0].bias.register_post_accumulate_grad_hook(_hook),
     "model.0.forward": _replace_forward,
     "model.1.class": _replace_layer,
+    "torch.get_default_dtype()": lambda _: torch.set_default_dtype(torch.float64),
+    "torch.are_deterministic_algorithms_enabled()": lambda _: torch.use_deterministic_algorithms(mode=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def _flags() -> Iterator[None]:
+    yield
+    _reset()
+
+
+def _reset() -> None:
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(mode=False)
 
 
 def _told(
@@ -61,7 +75,9 @@ def _told(
     later(model)
     if is_copy:
         replicas.copy()
-    return Told.parse(replicas.told().to_json())
+    told = Told.parse(replicas.told().to_json())
+    _reset()  # one process stands for all
+    return told
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -22,7 +22,7 @@ from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.state.digest import digest_of, digests
 from unicron_elastic.state.exact import tensors_of
 from unicron_elastic.training.step.buffers import Buffers
-from unicron_elastic.training.step.code_of import code_of
+from unicron_elastic.training.step.code_of import code_of, flags
 from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told
 from unicron_elastic.training.step.module_values import asks_mode, decisive, has_extra_state
 
@@ -228,7 +228,8 @@ class Replicas:
                 yield f"{path}training", "setting", int(module.training)
 
     def _code(self) -> Iterator[tuple[str, str]]:
-        """What runs in the modules of the model."""
+        """What runs in the modules of the model, and the flags of all that runs."""
+        yield from flags()
         for path, module in self._model.named_modules():
             yield from code_of(f"{MODEL}{path}." if path else MODEL, module)
 

@@ -1,4 +1,4 @@
-"""What runs in modules and cannot be sent: their classes, hooks, and functions that a script has put in their places.
+"""What runs in modules and cannot be sent: their classes, hooks, functions that a script has put there, torch's flags.
 
 A script that changes one in one step alone, as by ``if step.number == 5:``, has a replacement without it, which
 comes in a later step. What one rank has of its own, as hooks that log on rank 0, is there from the beginning.
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from unicron_elastic.compat.tensors import hooks_of
@@ -25,6 +26,13 @@ def code_of(path: str, module: nn.Module) -> Iterator[tuple[str, str]]:
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield f"{path}{name}.hooks", _listed(hooks_of(parameter))
+
+
+def flags() -> Iterator[tuple[str, str]]:
+    """Name what a script has set for all that torch computes in this process."""
+    yield "torch.get_default_dtype()", str(torch.get_default_dtype())
+    yield "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision()
+    yield "torch.are_deterministic_algorithms_enabled()", str(torch.are_deterministic_algorithms_enabled())
 
 
 def _listed(hooks: Iterable[Any]) -> str:
