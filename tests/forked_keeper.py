@@ -25,7 +25,6 @@ import signal
 import socket
 import subprocess
 import sys
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType, SimpleNamespace
@@ -134,7 +133,7 @@ class Ground:
         _run_sitecustomize()
         sys.path.insert(0, os.path.dirname(os.path.realpath(argv[2])))
         self.end.begin()
-        run_script(argv[2], self.end)
+        run_script(argv[2])
 
     def _hide_mark(self) -> None:
         """Give its place another name until it is shown: a launcher has none, and who has one is a worker to others."""
@@ -169,7 +168,7 @@ class QuickEnd:
     """`QuickEnd` leaves to the kernel what an interpreter's end does with all that was there before the script began.
 
     Threads are waited for, callbacks are called, and what the script made is finalized, as ever. To free torch as well
-    a fork first copies its memory, page by page, which takes a fifth of a second of a processor.
+    a fork first copies its memory, page by page, which takes a third of a second of a processor.
     """
 
     def __init__(self) -> None:
@@ -179,44 +178,14 @@ class QuickEnd:
     def begin(self) -> None:
         """Has this process and its forks end so."""
         self._before = frozenset(sys.modules) - {"__main__", "builtins", "sys"}
-        for each in _finalizers():  # as of torch's operators: those of the script come later
-            each.atexit = False
-        sys._last = _Last()  # type: ignore[attr-defined]
-
-    def leave(self, code: int) -> None:
-        """Have the interpreter's end leave the rest to the kernel when all modules, and so all of theirs, are gone."""
-        sys._last.code = code  # type: ignore[attr-defined]
+        libc = ctypes.CDLL(None)
+        libc.on_exit(libc._exit, None)  # instead of what C++ would destroy
+        libc["__cxa_atexit"](libc.fflush, None, None)  # which is done before
 
     def _keep(self) -> None:
         if self._before is not None:
             kept = [sys.modules.pop(name) for name in self._before if name in sys.modules]
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
-class _Last:
-    """A `_Last` ends the process when it is finalized; in ``sys`` that is what an interpreter does last.
-
-    Without a ``code`` nobody but the interpreter knows it yet: then C has nothing to do but to flush, and destroys
-    nothing of C++.
-    """
-
-    def __init__(self) -> None:
-        self.code: int | None = None
-        libc = ctypes.CDLL(None)
-        self._flush, self._leave = libc.fflush, libc._exit
-        self._later, self._flush_later = libc.on_exit, libc["__cxa_atexit"]
-
-    def __del__(self) -> None:
-        if self.code is not None:
-            self._flush(None)
-            self._leave(self.code)
-        self._later(self._leave, None)
-        self._flush_later(self._flush, None, None)  # which is done before
-
-
-def _finalizers() -> list[Any]:
-    """Return those that ``weakref.finalize`` has made so far."""
-    return list(weakref.finalize._registry.values())  # type: ignore[attr-defined]
 
 
 class _Renewals:
@@ -313,8 +282,8 @@ def _run_sitecustomize() -> None:
         sys.modules.pop("sitecustomize", None)
 
 
-def run_script(path: str, end: QuickEnd | None = None) -> NoReturn:
-    """Runs it as the interpreter does, which then ends with all that belongs to an end, or with this one."""
+def run_script(path: str) -> NoReturn:
+    """Runs it as the interpreter does, which then ends with all that belongs to an end."""
     main = ModuleType("__main__")
     given: dict[str, Any] = {"__builtins__": sys.modules["builtins"]}
     main.__dict__.update(given if sys.version_info >= (3, 14) else {**given, "__annotations__": {}})
@@ -324,8 +293,6 @@ def run_script(path: str, end: QuickEnd | None = None) -> NoReturn:
     name = os.path.abspath(path).encode()
     file = ctypes.c_void_p(libc.fopen(name, b"rb"))
     failed = ctypes.pythonapi.PyRun_SimpleFileExFlags(file, name, 1, None)
-    if end is not None:
-        end.leave(1 if failed else 0)
     ctypes.pythonapi.Py_Exit(1 if failed else 0)
     raise AssertionError("an interpreter has ended and goes on")
 
