@@ -264,7 +264,10 @@ def test_a_drained_node_leaves_a_planned_job_and_is_back_when_that_is_lifted(
     assert lab.refused() == set()
     said = re.findall(r"^\[unicron\] \S+ (Node a .*)$", run.err, re.MULTILINE)
     leaves = "This node leaves the job, which goes on: the others' workers restart without it."
-    assert [line.partition(": a loud fan. ")[2] for line in said] == [leaves], run.err
+    told = [line.partition(": a loud fan. ")[2] for line in said]
+    assert told[:1] == [leaves], run.err
+    # It does not wait for ever for the others to restart, and says so if it comes to that.
+    assert told[1:] in ([], ["Its workers end.", "It has left the job."]), run.err
     assert "FAILED" not in run.err
     assert "Traceback" not in run.err
     assert lab.unicron("undrain", "a").returncode == 0
