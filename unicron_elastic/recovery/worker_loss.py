@@ -192,7 +192,7 @@ BROKE_METHOD = "exception propagation"
 NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
 NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
 NOT_TAKEN = "NotTakenError"  # ... of a newcomer that the state of the others does not fit
-BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
+BREAK_GRACE_S = 0.25  # within which a death is known that explains why collectives failed, on a busy machine, too
 BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
 
