@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 
+from unicron_elastic.launcher.agent.process.activity import is_ending
 from unicron_elastic.launcher.agent.process.helper import HelperPatience
 from unicron_elastic.launcher.agent.process.processes import Exit
 from unicron_elastic.launcher.agent.process.runtime import Runtime
@@ -229,6 +230,35 @@ def test_who_is_ending_is_told_before_the_exception_of_another(node: Node) -> No
     assert node.ending == [0]
     assert 0 not in node.exits()
     context.kill([0])
+    node.wait_for_exits(2)
+
+
+COMPLAINTS = {
+    "exception": "raise ValueError('a peer is gone')",
+    "Broke": (
+        "from unicron_elastic.worker.notices import Broke\nfrom unicron_elastic.worker.worlds import link\n"
+        "link().say(Broke(world=1, error='a peer is gone'))"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", COMPLAINTS)
+def test_who_was_killed_is_told_to_end_before_another_complains(node: Node, what: str) -> None:
+    """As where the kernel takes its time to take a large process down, and nobody has its exit yet."""
+    go = node.folder / "go"
+    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+    context = node.start("import time; time.sleep(600)", waits + COMPLAINTS[what])
+    killed, keeper = context.pids()[0], node.runtime.processes.keeper_pid
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        os.kill(killed, signal.SIGKILL)
+        node.wait(lambda: is_ending(killed))
+        go.touch()
+        node.wait(lambda: what in node.said_by(1))
+        assert node.ending == [0]
+        assert 0 not in node.exits()
+    finally:
+        os.kill(keeper, signal.SIGCONT)
     node.wait_for_exits(2)
 
 

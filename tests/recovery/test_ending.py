@@ -117,6 +117,15 @@ def test_who_is_seen_to_end_is_waited_for() -> None:
     assert left_out(job.exited(1)) == ("5.0#here",)
 
 
+def test_a_member_that_is_seen_to_end_explains_what_broke_though_its_end_takes_its_time() -> None:
+    job = InPlace(2)
+    job.ending(1)
+    job.broke(0)
+    assert none(job.later(2 * BREAK_GRACE_S), ChangeWorld)
+    assert only(job.exited(1, KILLED), ChangeWorld).lost == ("5.0#here",)
+    assert job.state.reattempts == 0
+
+
 def test_what_comes_after_it_was_left_out_is_answered_as_ever() -> None:
     job = all_parted()
     job.exited(1)

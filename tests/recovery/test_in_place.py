@@ -30,7 +30,9 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("exited"), LOCAL, st.sampled_from([0, 1, KILLED, CRASHED])),
     st.tuples(st.just("raised"), LOCAL, st.sampled_from(["bad", GLOO_CLOSED])),
     st.tuples(
-        st.sampled_from(["entered", "entered", "fetched", "went_on", "left", "parted", "broke", "hung", "evidence"]),
+        st.sampled_from(
+            ["entered", "entered", "fetched", "went_on", "left", "parted", "broke", "hung", "evidence", "ending"]
+        ),
         LOCAL,
     ),
     st.tuples(st.just("later"), st.sampled_from([0.0, BREAK_GRACE_S, REPLACE_AFTER_S, 6.0, 400.0])),

@@ -192,7 +192,7 @@ BROKE_METHOD = "exception propagation"
 NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
 NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
 NOT_TAKEN = "NotTakenError"  # ... of a newcomer that the state of the others does not fit
-BREAK_GRACE_S = 0.25  # within which a death is known that explains why collectives failed, on a busy machine, too
+BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
 BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
 
@@ -586,8 +586,8 @@ def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Comm
 
 
 def _grace_s(state: JobState) -> float:
-    """Return how long a death may take to be known; who has made its last step and ends by itself is waited for."""
-    if any(each.part is Part.PARTED and each.ending_at is not None for each in state.running):
+    """Return how long a death may take to be known; who is known to end is waited for."""
+    if any(each.ending_at is not None for each in state.running):
         return state.policy.teardown_timeout_s
     return BREAK_GRACE_NODES_S if is_anyone_elsewhere(state) else BREAK_GRACE_S
 

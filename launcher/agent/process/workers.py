@@ -42,6 +42,7 @@ from unicron_elastic.worker.instructions import (
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import (
     NOTICES,
+    Broke,
     Ending,
     FirstStep,
     Imported,
@@ -446,7 +447,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
                 return
 
     def _tell_who_ends(self, but: WorkerProcess) -> None:
-        """Before an exception is told: it may be about another worker, whose exit is not known yet."""
+        """Before an exception or a break is told: it may be about another worker, whose exit is not known yet."""
         for worker in self.workers.values():
             if worker is not but and worker.returncode is None and is_ending(worker.pid):
                 self._on_ending(worker)
@@ -471,7 +472,7 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
             return True
         if isinstance(said, FirstStep) and worker.is_warm and self._runtime.may_learn():
             worker.tell(AskImported())
-        if isinstance(said, Raised):
+        if isinstance(said, Raised | Broke):
             self._tell_who_ends(but=worker)
         self._on_message(worker, said)
         return True
