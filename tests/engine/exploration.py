@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import interleavings
-from interleavings import Broken, Decide
+from interleavings import Broken, Decide, is_end
 
 from unicron_elastic.engine.protocol.handle import handle
 
@@ -61,7 +61,7 @@ def explore(
         found.depth += 1
         following: list[tuple[int, Any]] = []
         for number, job in level:
-            if model.is_end(job):
+            if is_end(job):
                 if why := model.why_wrong_at_end(bounds, job):
                     return is_wrong(number, "", why)
                 good.append(number)

@@ -1061,7 +1061,7 @@ def _is_broken(job: Job, world: WorldThere, by_name: dict[str, Process]) -> bool
     return False
 
 
-def is_end(job: Job) -> bool:
+def is_end(job: Any) -> bool:
     """Whether all scripts have ended."""
     return all(each.has_exited for each in job.processes)
 

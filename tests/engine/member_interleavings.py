@@ -941,11 +941,6 @@ def _is_broken(process: MemberProcess, world: World, ranks: set[int], by_name: d
     return False
 
 
-def is_end(job: MemberJob) -> bool:
-    """Whether all scripts have ended."""
-    return all(each.has_exited for each in job.processes)
-
-
 def why_wrong_at_end(bounds: MemberBounds, job: MemberJob) -> str:
     """Say what does not hold at the end: all steps are made, by a process in each seat at least."""
     if not job.processes:

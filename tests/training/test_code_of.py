@@ -34,6 +34,10 @@ def _replace_forward(model: nn.Sequential) -> None:
     model[0].forward = partial(_double, model[0].forward)
 
 
+def _multiply_in(precision: str) -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = precision  # type: ignore[attr-defined]
+
+
 def _replace_layer(model: nn.Sequential) -> None:
     model[1] = nn.AlphaDropout(0.2)
 
@@ -47,6 +51,7 @@ CHANGES: dict[str, Callable[[nn.Sequential], object]] = {
     "model.0.forward": _replace_forward,
     "model.1.class": _replace_layer,
     "torch.get_default_dtype()": lambda _: torch.set_default_dtype(torch.float64),
+    "torch.backends.mkldnn.matmul.fp32_precision": lambda _: _multiply_in("bf16"),
     "torch.are_deterministic_algorithms_enabled()": lambda _: torch.use_deterministic_algorithms(mode=True),
 }
 
@@ -59,6 +64,7 @@ def _flags() -> Iterator[None]:
 
 def _reset() -> None:
     torch.set_default_dtype(torch.float32)
+    _multiply_in("none")
     torch.use_deterministic_algorithms(mode=False)
 
 
@@ -104,6 +110,28 @@ def test_what_some_of_those_who_were_there_have_changed_is_their_own() -> None:
     some = [_told(later=CHANGES["model.0.hooks"], is_copy=False), _told(is_copy=False)]
     verdict = judge([*some, _told(is_copy=True)], 9)
     assert (verdict.wrong, verdict.left_out, verdict.sentence) == (set(), {"model.0.hooks"}, "")
+
+
+def test_a_model_of_which_nobody_can_see_what_runs_trains_on_and_is_compared_no_more(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Closed(nn.Linear):
+        """A `Closed` shows nobody its hooks."""
+
+        @property
+        def _forward_hooks(self) -> Any:
+            raise ValueError("not yours")
+
+        @_forward_hooks.setter
+        def _forward_hooks(self, _hooks: Any) -> None:
+            pass
+
+    model = Closed(1, 1)
+    replicas = Replicas(model, {"model": model}, 10)
+    replicas.begin_training()
+    replicas.begin_training()
+    assert capsys.readouterr().err.count("cannot compare: ValueError: not yours") == 1
+    assert replicas.digest() is None
 
 
 def test_what_this_package_hangs_on_is_not_named() -> None:

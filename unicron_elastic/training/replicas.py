@@ -61,7 +61,8 @@ class Replicas:
 
     def begin_training(self) -> None:
         """The script asks for its first step, or for those of one more call."""
-        self._first_code = self._first_code or dict(self._code())
+        if self.every and not self._first_code:
+            self._first_code = self._safely(lambda: dict(self._code())) or {}
 
     def begin(self, step: int, *, is_last: bool) -> None:
         """Step ``step`` begins, maybe the last of its call of ``steps()``; until its optimizer step the state stays."""

@@ -187,11 +187,8 @@ def _meet(member: ReplicaMember, meeting: InMeeting) -> MemberAnswer:
     Others of its replica may be in passes of the world before, which a newer one does not end: they would wait for this
     one, so that its connections there are broken.
     """
-    leaves: tuple[ReplicaCommand, ...] = ()
+    leaves = _leaves(member)
     if member.knows_newer:
-        if member.is_connected and member.met is not None and member.shape.seats > 1:
-            reason = "a newer world has come, and this member makes no more passes in the one before"
-            leaves = (Disconnect(member.met.number, reason=reason),)
         newer = adopt_newest(member)
         if newer is None:
             return fail_outside(member)
@@ -453,12 +450,13 @@ def _ask_more(member: ReplicaMember, record: Computing, event: MoreAsked) -> Mem
     return _go_on(member._replace(work=member.work._replace(held=member.work.assigned)))
 
 
-def _breaks_late(member: ReplicaMember) -> tuple[ReplicaCommand, ...]:
-    """Break what a newer world has not broken, so that the passes could end."""
-    heard = member.heard
-    if heard is None or member.met is None or not member.knows_newer or not member.may_go_on(heard):
+def _leaves(member: ReplicaMember) -> tuple[ReplicaCommand, ...]:
+    """Break the connections of a world that is left for a newer one, which ends no passes: others may be in them."""
+    if member.met is None or not (member.knows_newer and member.is_connected) or member.shape.seats == 1:
         return ()
-    return (Disconnect(member.met.number, reason="a newer world has come, and the passes in this one have ended"),)
+    return (
+        Disconnect(member.met.number, reason="a newer world has come: this member makes no more passes in this one"),
+    )
 
 
 def _may_lack(member: ReplicaMember) -> bool:
@@ -562,7 +560,7 @@ def _end_evaluating(member: ReplicaMember, record: Evaluating, event: Evaluated)
     if _may_lack(member):
         return _break(member, record, event)
     over = isinstance(record.back, Finished)
-    return with_before(_let_go(member, record.back, "its passes have ended", is_over=over), *_breaks_late(member))
+    return with_before(_let_go(member, record.back, "its passes have ended", is_over=over), *_leaves(member))
 
 
 def _break(member: ReplicaMember, record: Any, _event: ReplicaEvent) -> MemberAnswer:
@@ -570,7 +568,7 @@ def _break(member: ReplicaMember, record: Any, _event: ReplicaEvent) -> MemberAn
     assert member.met is not None
     if isinstance(record, Averaging | Evaluating) and isinstance(record.back, Finished):
         return _return(member, record)  # nobody needs this member any more, nor it them
-    broke = _breaks_late(member)
+    broke = _leaves(member)
     if not member.knows_newer:
         broke = (
             TellBroke(member.met.number, reason="what members do together has failed, and no newer world says why"),

@@ -43,8 +43,7 @@ class OpenEpochs:
         self._again: list[LoaderEpoch] = []  # those that it has begun, until it has had of them what it had then
         self._had: list[LoaderEpoch] = []  # those of which it has had that, until it trains
         self._moment: dict[str, Any] = {}  # where the generators were when that state was kept
-        self._loaders: list[ref[Any]] = []  # all that were begun
-        self._places: list[tuple[ref[Any], list[Any], int]] = []  # of these, with their marks
+        self._loaders: list[tuple[ref[Any], int]] = []  # all that were begun, each with its place
         self._kept: list[Any] = []  # marks of those which had workers in the state that was taken over
         self._lengths: list[tuple[Any, int]] = []  # by mark, of loaders that can only be iterated and came to an end
         self._undrawn: tuple[LoaderEpoch, list[Generator]] | None = None  # whose loader's new workers count as old
@@ -68,7 +67,7 @@ class OpenEpochs:
         found = [each for each in self._living() if each.given and self._is_open(each)]
         return {
             "skips": self._skips,
-            "kept": [mark_of(each) for found in self._loaders if (each := found()) is not None and keeps_workers(each)],
+            "kept": [mark_of(loader) for loader, _ in self._begun() if keeps_workers(loader)],
             "lengths": self._lengths,
             "trained": [each for each in self._trained if self._is_of_one(each)],
             "own": self._own.state_dict(
@@ -121,7 +120,7 @@ class OpenEpochs:
             return None
         place = self._place_of(loader, mark)
         alike = [each for each in (*self._awaited, *self._skipped_whole()) if each.mark == mark]
-        earlier = next(iter(sorted(alike, key=lambda each: each.place != place)), None)
+        earlier = min(alike, key=lambda each: each.place != place, default=None)
         has_skipped = earlier is None and self._has_skipped(mark)
         if has_skipped:
             self._generators.set(self._moment)
@@ -138,7 +137,6 @@ class OpenEpochs:
             order = DrawnOrder(loader, self._generators)
         had_workers = mark in self._kept or keeps_workers(loader) if earlier is None else earlier.keeps_workers
         self._kept = [each for each in self._kept if each != mark]
-        self._loaders = [*(each for each in self._loaders if each() is not None and each() is not loader), ref(loader)]
         epoch = LoaderEpoch(
             mark=mark,
             place=place,
@@ -232,19 +230,22 @@ class OpenEpochs:
 
     def _place_of(self, loader: Any, mark: list[Any]) -> int:
         """Return that of this loader among those with its mark: of a new one the first that none which is there has."""
-        self._places = [each for each in self._places if each[0]() is not None]
-        for known, _, place in self._places:
-            if known() is loader:
-                return place
-        taken = {place for _, other, place in self._places if other == mark}
-        place = next(each for each in range(len(taken) + 1) if each not in taken)
-        self._places.append((ref(loader), mark, place))
+        begun = self._begun()
+        place = next((place for known, place in begun if known is loader), None)
+        if place is None:
+            taken = {place for known, place in begun if mark_of(known) == mark}
+            place = next(each for each in range(len(taken) + 1) if each not in taken)
+            begun.append((loader, place))
+        self._loaders = [(ref(known), place) for known, place in begun]
         return place
+
+    def _begun(self) -> list[tuple[Any, int]]:
+        """Return the loaders that the script has begun and that are there, each with its place."""
+        return [(loader, place) for found, place in self._loaders if (loader := found()) is not None]
 
     def _is_of_one(self, mark: list[Any]) -> bool:
         """Return whether one loader alone has this mark, so that none that the script does not train on has it."""
-        loaders = [loader for each in self._loaders if (loader := each()) is not None]
-        return [mark_of(loader) for loader in loaders].count(mark) == 1
+        return [mark_of(loader) for loader, _ in self._begun()].count(mark) == 1
 
     def _last_again(self, epoch: LoaderEpoch, number: int) -> LoaderEpoch | None:
         """Return what this is again, if this batch is the last that the script had had of it."""
@@ -253,16 +254,14 @@ class OpenEpochs:
 
     def before_step(self, optimizer: Any) -> None:
         """The script trains on what it was given: it skips no more."""
-        if not is_initialising(optimizer):
-            self._untrained = None
-            self._own.before_step()
         for each in self._living():
             if each.given and each.mark not in self._trained:
                 self._trained.append(each.mark)
             each.trained = each.given
-        if not (self._awaited or self._again or self._had) or is_initialising(optimizer):
+        if self._untrained is None or is_initialising(optimizer):
             return
-        self._had = []
+        self._untrained, self._had = None, []
+        self._own.before_step()
         awaited, again, self._awaited, self._again = self._awaited, self._again, [], []
         awaited, again = ([each for each in some if each.is_recent] for some in (awaited, again))
         if again:

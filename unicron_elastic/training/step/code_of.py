@@ -31,7 +31,9 @@ def code_of(path: str, module: nn.Module) -> Iterator[tuple[str, str]]:
 def flags() -> Iterator[tuple[str, str]]:
     """Name what a script has set for all that torch computes in this process."""
     yield "torch.get_default_dtype()", str(torch.get_default_dtype())
-    yield "torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision()
+    backends: Any = torch.backends  # torch.get_float32_matmul_precision() raises where a script has set these
+    yield "torch.backends.cuda.matmul.fp32_precision", str(backends.cuda.matmul.fp32_precision)
+    yield "torch.backends.mkldnn.matmul.fp32_precision", str(backends.mkldnn.matmul.fp32_precision)
     yield "torch.are_deterministic_algorithms_enabled()", str(torch.are_deterministic_algorithms_enabled())
 
 
