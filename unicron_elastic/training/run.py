@@ -21,6 +21,7 @@ from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients, tell_of_save
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
+from unicron_elastic.training.snapshot.place_of_call import PlaceOfCall
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
@@ -85,6 +86,7 @@ class Run:
         self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
         self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
+        self._place = PlaceOfCall()
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
             model=model,
@@ -213,6 +215,8 @@ class Run:
         if not self._engine.is_member:
             self._snapshots.note_reached(step)
             self._epochs.look()
+            if self._place.note(step) and self._epochs.is_back():
+                self._place.forget_taken()
         is_due = any(each and step % each == 0 for each in (every, self._peer_snapshot_every))
         if self._engine.is_passing or not (is_due or self._snapshots.is_wanted):
             return False
@@ -315,7 +319,11 @@ class Run:
 
     def _of_own_loop(self) -> dict[str, Any]:
         """Return what a state of a loop of the script's own has besides."""
-        return {"epochs": self._epochs.state_dict(), "gradients": self._gradients.state_dict()}
+        return {
+            "epochs": self._epochs.state_dict(),
+            "gradients": self._gradients.state_dict(),
+            "place": self._place.state_dict(),
+        }
 
     def why_not(self, state_dict: dict[str, Any]) -> str:
         """Return why ``restore`` does not use what ``state_dict`` gave; "" if it does."""
@@ -341,5 +349,7 @@ class Run:
         self._randomness.load_state_dict(state_dict["random"])
         if "epochs" in state_dict:
             self._epochs.load_state_dict(state_dict["epochs"])
+        # Where another rank has made the state, this one draws numbers of its own, and comes back to none.
+        self._place.load_state_dict(state_dict.get("place", []) if state_dict["random"] else [])
         self._engine.state = int(state_dict["steps"])
         self._snapshots.lineage = int(state_dict["lineage"])

@@ -194,7 +194,8 @@ class SnapshotManager:
             state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
         if "epochs" in state:
             state["epochs"] = without_numbers(state["epochs"])
-        state.pop("gradients", None)
+        for name in ("gradients", "place"):
+            state.pop(name, None)
         # Another script may read it, which trains and freezes as it likes; without its groups no optimizer loads.
         if way := state["way"]:
             state["way"] = {"optimizers": way["optimizers"], "trained": way["model"]["trained"]}

@@ -50,6 +50,8 @@ class OpenEpochs:
         self._skips = True  # as far as is known
         self._trained: list[Any] = []  # marks of loaders in whose epochs the script has trained
         self._untrained: list[LoaderEpoch] | None = None  # begun since a state was taken over, until the script trains
+        self._has_been_back = False  # at the place at which that state was asked for, since it was taken over
+        self._skipping: dict[str, Any] = {}  # where the generators were then, if an epoch was still to be skipped
         self._own = OwnGenerators()
         watch_batches(self)
         watch_before_steps(self)
@@ -61,6 +63,17 @@ class OpenEpochs:
         self._had = []
         for each in self._living():
             each.advances, each.looked = each.given > each.looked, each.given
+
+    def is_back(self) -> bool:
+        """The script is at the place at which the state was asked for: so are the generators, if it has not trained.
+
+        Return whether that is for good: who asks there also while it skips is there with each batch, and skips on.
+        """
+        if self._untrained is not None and not self._has_gradients():
+            self._skipping = self._generators.states() if self._again else {}
+            self._has_been_back = True
+            self._generators.set(self._moment)
+        return not self._skipping
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
@@ -104,6 +117,7 @@ class OpenEpochs:
             list(state.get("lengths", [])),
         )
         self._own.load_state_dict(state.get("own", []))
+        self._has_been_back, self._skipping = False, {}
         self._trained, self._untrained, self._moment = list(state.get("trained", [])), [], self._generators.states()
         if self._skips and all(each.began for each in epochs):
             self._awaited = epochs
@@ -193,6 +207,9 @@ class OpenEpochs:
 
     def before_batch(self, epoch: LoaderEpoch, number: int) -> None:
         """Notes where the generators are, or puts them to where they were before the last one that the script had."""
+        if self._skipping and epoch.earlier in self._again and not self._has_gradients():
+            self._generators.set(self._skipping)
+        self._skipping = {}
         if (earlier := self._last_again(epoch, number)) is not None:
             self._generators.set(earlier.read)
         elif number == 1 and epoch.earlier in self._again and epoch.earlier is not None:  # then an order is drawn
@@ -266,7 +283,8 @@ class OpenEpochs:
         awaited, again = ([each for each in some if each.is_recent] for some in (awaited, again))
         if again:
             self._skips = False
-            self._generators.set(self._moment)
+            if not self._has_been_back:
+                self._generators.set(self._moment)
         if any(each.is_drawn for each in (*awaited, *again)):
             what = "has not skipped what it had had of it" if again else "has begun it with another DataLoader"
             _tell(f"the script is in the middle of an epoch and {what}: {_ADVICE}")
