@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "planning.allocate": "base planning.model",
     "recovery": "base faults planning.model",
     "simulation.history": "base faults",
-    "state.snapshot": "state state.pull worker",
+    "state.snapshot": "compat state state.pull worker",
     "testing": "compat rendezvous.store worker worker.process",
     "testing.late": "compat compat.collectives engine.group engine.transport",
     "worker.rank_monitor": "worker",

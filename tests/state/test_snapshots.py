@@ -460,6 +460,30 @@ def test_the_newest_is_never_overwritten(files: int) -> None:
             assert held[number] is None
 
 
+@pytest.mark.parametrize("files", [2, 3])
+def test_the_one_that_the_latest_step_was_made_from_is_never_overwritten(files: int) -> None:
+    """Ranks that run ahead of each other until the next step have it in common."""
+    for held in itertools.permutations([1, 2, 3, 5], files):
+        headers = [header(step=step, is_for_peer=step == 1) for step in held]
+        for stepped_from in held:
+            number = victim(headers, stepped_from)
+            assert held[number] != stepped_from
+            assert files == 2 or held[number] != 1, "nor is that which a neighbour copies"
+        assert victim(headers, 4) == victim(headers)
+
+
+def test_ranks_that_run_ahead_have_the_snapshot_of_the_latest_step_in_common() -> None:
+    writer, tensor = SnapshotWriter(files=2), torch.zeros(4)
+    layout, tensors = flatten({"tensor": tensor})
+    for step in range(1, 9):
+        about = {"step": step, "lineage": 1, "rank": 0, "world_size": 2, "is_for_peer": False}
+        writer.begin(layout, list(tensors), about | {"is_replicated": False, "has_own_parts": True}, lambda _: None)
+        writer.wait()
+        if step == 3:
+            writer.before_step(None)
+    assert [found.step for file in writer._files if (found := file.header()) is not None] == [3, 8]
+
+
 # -- to other nodes ---------------------------------------------------------------------------------------------------
 
 

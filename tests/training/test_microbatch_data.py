@@ -222,8 +222,19 @@ def test_bad_numbers_are_named() -> None:
             ValueError, match=f"no micro-batch {key[1]} of step {key[0]}: steps count from 0, these from 0 to 1"
         ):
             batches(*key)
-    with pytest.raises(ValueError, match="reading ahead needs a worker, not 0"):
-        batches.loader(num_workers=0)
+    with pytest.raises(ValueError, match="num_workers must be 0 or more, not -1"):
+        batches.loader(num_workers=-1)
+    with pytest.raises(ValueError, match="prefetch_factor"):
+        batches.loader(num_workers=0, prefetch_factor=2)
+
+
+def test_without_workers_it_reads_what_it_is_asked_for() -> None:
+    batches = MicroBatches(Numbers(12), 2, 3, collate_fn=list)
+    loader = batches.loader(num_workers=0)
+    for key in [(0, 0), (0, 1), (1, 0), (1, 1), (3, 2), (1, 0)]:
+        assert loader(*key) == batches(*key)
+    loader.close()
+    assert loader(0, 0) == batches(0, 0)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ __all__ = [
     "hooks_of",
     "is_plain",
     "local_of",
+    "split_of",
+    "strided_shard",
     "unscaled_by",
     "walked",
     "zero_each",
@@ -139,3 +141,19 @@ def walked(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
         if module._modules:
             ahead.extend(reversed(module._modules.values()))
     return list(modules), list(parameters.values())
+
+
+def split_of(placement: Any) -> int | None:
+    """Return of a dimension that is sharded by another mesh dimension first by how many; None of another placement.
+
+    So FSDP2 places what tensor parallelism has sharded along the same dimension.
+    """
+    is_strided = type(placement).__name__ == "_StridedShard"
+    return int(placement.split_factor) if is_strided else None
+
+
+def strided_shard(dim: int, split: int) -> Any:
+    """Return the placement along ``dim`` of which `split_of` is ``split``."""
+    from torch.distributed.tensor import placement_types
+
+    return placement_types._StridedShard(dim, split_factor=split)

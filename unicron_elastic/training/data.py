@@ -182,10 +182,11 @@ class MicroBatches:
         return [shuffled[place] for place in places]
 
     def loader(self, *, num_workers: int, **options: Any) -> ReadAhead:
-        """The same micro-batches, called in the same way, read ahead by ``num_workers`` processes.
+        """The same micro-batches, called in the same way, read ahead by ``num_workers`` processes; 0: when asked for.
 
-        ``options`` are those of torch's DataLoader that say how to read: ``prefetch_factor``, ``pin_memory``,
-        ``worker_init_fn``, ``multiprocessing_context``. Raises ValueError if there is to be no worker.
+        ``options`` are those of torch's DataLoader that say how workers read: ``prefetch_factor``, ``pin_memory``,
+        ``worker_init_fn``, ``multiprocessing_context``. Raises ValueError for those that need a worker where there is
+        to be none, and for numbers below 0.
         """
         return ReadAhead(self, num_workers, options)
 
@@ -193,13 +194,14 @@ class MicroBatches:
 class ReadAhead:
     """Micro-batches by number, those that will probably be asked for next read ahead: ``ahead(step, index)``.
 
-    It expects of each step what it was asked for in the step before. So the first step is read when it is asked for,
-    and so is what comes unexpectedly, as a lost peer's micro-batches do. What it returns never depends on this.
+    It expects of each step what it was asked for in the step before, and without workers nothing. So the first step is
+    read when it is asked for, and so is what comes unexpectedly, as a lost peer's micro-batches do. What it returns
+    never depends on this.
     """
 
     def __init__(self, batches: MicroBatches, num_workers: int, options: dict[str, Any]) -> None:
-        if num_workers < 1:
-            raise ValueError(f"reading ahead needs a worker, not {num_workers}; to read without, call the MicroBatches")
+        if num_workers < 0:
+            raise ValueError(f"num_workers must be 0 or more, not {num_workers}")
         self.batches = batches
         self._step = -1
         self._asked: dict[int, None] = {}  # the indices of this step so far, in order
@@ -213,7 +215,7 @@ class ReadAhead:
             sampler=self._expected,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            persistent_workers=True,
+            persistent_workers=num_workers > 0,
             generator=torch.Generator(),
             **options,
         )
@@ -247,7 +249,7 @@ class ReadAhead:
     def _begin(self, step: int) -> None:
         plan, follows = tuple(self._asked), step == self._step + 1
         self._step, self._asked = step, {}
-        if plan and not (follows and plan == self._expected.plan):
+        if plan and self._loader.num_workers and not (follows and plan == self._expected.plan):
             self._expected.plan, self._expected.step, self._next = plan, step, (step, 0)
             self._items = iter(self._loader)  # the workers stay; what they have read is dropped
 

@@ -75,4 +75,3 @@ def _tensors(registered: Any) -> Iterator[Tensor]:
     elif isinstance(registered, Optimizer):
         for group in (*registered.param_groups, *registered.state.values()):
             yield from (each for each in group.values() if isinstance(each, Tensor))
-            yield from group.get("params", ())

@@ -18,6 +18,7 @@ from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.exact import load_exactly, tensors_of
 from unicron_elastic.training.found_twice import found_twice
 from unicron_elastic.training.group.sendable import NotSendableError, Stateful, state_of
+from unicron_elastic.training.loose_parameters import loose_state, take_loose
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.wrong_use import WrongUseError
 
@@ -106,25 +107,39 @@ class Registered:
         dicts = {name: each.values for name, each in self.objects.items() if isinstance(each, ValuesOfScript)}
         return found_twice(dicts, self.objects) if dicts else ""
 
-    def state(self) -> dict[str, Any]:
-        """Return the state_dict of each. Raises NotSendableError if one gives none, or if two places are one object."""
+    def state(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return the state_dict of each, or of each with these ``names``.
+
+        Raises NotSendableError if one gives none, or if two places are one object.
+        """
         if why := self.found_twice():
             raise NotSendableError(why)
-        return {name: state_of(name, each) for name, each in self.objects.items()}
+        return {name: state_of(name, self.objects[name]) for name in (self.objects if names is None else names)}
 
     def hidden(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the buffers of modules other than the model that are not in their ``state``."""
         return {
             name: buffers.given(buffers.named_buffers(each), state[name])
             for name, each in self.objects.items()
-            if name != MODEL and isinstance(each, nn.Module)
+            if name in state and name != MODEL and isinstance(each, nn.Module)
         }
 
-    def load(self, state: Mapping[str, Any], hidden: Mapping[str, Any]) -> None:
-        """Load each named in ``state`` with what it has there.
+    def loose(self, names: Iterable[str] | None = None) -> dict[str, list[Tensor]]:
+        """Return the parameters of optimizers, of all or those with these ``names``, that no registered module has."""
+        found = loose_state(self.objects)
+        return found if names is None else {name: found[name] for name in names if name in found}
+
+    def load(
+        self,
+        state: Mapping[str, Any],
+        hidden: Mapping[str, Any],
+        loose: Mapping[str, list[Tensor]] | None = None,
+    ) -> None:
+        """Load each named in ``state`` with what it has there, and the parameters that are ``loose``.
 
         Raises ValueError if a tensor of a module, an optimizer, the scheduler or the scaler is not what was received.
         """
+        take_loose(self.objects, loose or {})
         for name, given in state.items():
             each = self.objects[name]
             # Others may keep what they are given, and change it, and it is loaded once more.
@@ -149,23 +164,28 @@ class Registered:
 
     def some(self, names: Iterable[str]) -> _Some:
         """Return those with these names, as what can be sent."""
-        return _Some(Registered({name: self.objects[name] for name in names}))
+        return _Some(self, [name for name in self.objects if name in set(names)])
 
 
 class _Some:
-    """Some of what is registered."""
+    """`_Some` is what is registered with some ``names``, as what can be sent."""
 
-    def __init__(self, registered: Registered) -> None:
+    def __init__(self, registered: Registered, names: Sequence[str]) -> None:
         self._registered = registered
+        self._names = names
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of their state."""
-        state = self._registered.state()
-        return {"state": state, "hidden": self._registered.hidden(state)}
+        state = self._registered.state(self._names)
+        return {
+            "state": state,
+            "hidden": self._registered.hidden(state),
+            "loose": self._registered.loose(self._names),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes it over."""
-        self._registered.load(state["state"], state["hidden"])
+        self._registered.load(state["state"], state["hidden"], state["loose"])
 
 
 def _with_state(each: Stateful | dict[str, Any]) -> Stateful:

@@ -310,6 +310,7 @@ class Run:
             "state": state,
             "buffers": buffers.given(self._engine.named_buffers(), state["model"]),
             "hidden": hidden,
+            "loose": self._registered.loose(),
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
             **({} if self._engine.is_member else self._of_own_loop()),
@@ -343,7 +344,7 @@ class Run:
             buffers.take(self._model, state_dict["buffers"], state["model"])
         way = state_dict.get("way", {})
         self._engine.take_groups(way)
-        self._registered.load(state, state_dict.get("hidden", {}))
+        self._registered.load(state, state_dict.get("hidden", {}), state_dict.get("loose"))
         self._engine.take_way(way)
         self._gradients.load_state_dict(state_dict.get("gradients", {}))
         self._randomness.load_state_dict(state_dict["random"])

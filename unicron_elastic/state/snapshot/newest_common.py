@@ -114,21 +114,24 @@ def best_for(found: Iterable[T], rank: int, world_size: int) -> dict[tuple[int, 
     return chosen
 
 
-def victim(held: Sequence[Header | None]) -> int:
-    """Which file is written next: one without a snapshot, else the one with the oldest.
+def victim(held: Sequence[Header | None], stepped_from: int | None = None) -> int:
+    """Which file is written next: one without a snapshot, else the one with the oldest that may go.
 
-    The newest one stays whatever happens, and so does the newest of those that a neighbour copies, if there are more
-    than two files.
+    The newest one that an optimizer has ``stepped_from`` stays: ranks that run ahead of others between two steps, as
+    while they accumulate gradients, have that one in common. The newest stays as well, unless each other one is to, and
+    so does the newest of those that a neighbour copies, if there are more than two files.
     """
-    for number, header in enumerate(held):
-        if header is None:
-            return number
     known = [header for header in held if header is not None]
-    spared = {max(header.key for header in known)}
-    if len(held) > 2 and (for_peer := [header.key for header in known if header.is_for_peer]):
-        spared.add(max(for_peer))
-    free = [number for number, header in enumerate(known) if header.key not in spared]
-    return min(free or range(len(known)), key=lambda number: known[number].key)
+    if len(known) < len(held):
+        return held.index(None)
+    by_age = sorted(range(len(held)), key=lambda number: known[number].key)
+    spared = by_age[-1:]
+    if len(held) > 2:
+        spared = [number for number in by_age if known[number].is_for_peer][-1:] + spared
+    spared = [number for number in by_age if known[number].step == stepped_from][-1:] + spared
+    while len(set(spared)) == len(held):
+        spared.pop()
+    return next(number for number in by_age if number not in spared)
 
 
 def outdated(copies: Mapping[int, Sequence[Header]], ranks: Collection[int]) -> list[Header]:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unicron_elastic.compat.tensors import split_of, strided_shard
+
 MARK = "unicron:shard"
 
 
@@ -122,6 +124,8 @@ def _is_dtensor(leaf: Any) -> bool:
 def _placement_text(placement: Any) -> str:
     if placement.is_replicate():
         return "replicate"
+    if (split := split_of(placement)) is not None:
+        return f"shard {placement.dim} of {split}"
     if type(placement).__name__ == "Shard":
         return f"shard {placement.dim}"
     raise TypeError(f"a tensor that is placed as {placement} cannot be kept in a snapshot; replicated and sharded can")
@@ -130,7 +134,14 @@ def _placement_text(placement: Any) -> str:
 def _placement(text: str) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
-    return Replicate() if text == "replicate" else Shard(int(text.removeprefix("shard ")))
+    match text.split():
+        case ["replicate"]:
+            return Replicate()
+        case ["shard", dim, "of", split]:
+            return strided_shard(int(dim), int(split))
+        case ["shard", dim]:
+            return Shard(int(dim))
+    raise ValueError(f"a state has a tensor that is placed as {text}, which is known to no version here")
 
 
 def _as(like: Any, made: dict[Any, Any]) -> Any:

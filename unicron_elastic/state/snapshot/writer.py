@@ -71,6 +71,7 @@ class SnapshotWriter:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._latest: _Job | None = None
         self._looked_at: _Job | None = None  # after it was copied: from then on it may change
+        self._stepped_from: int | None = None  # the number of the snapshot that was the newest one before a step
         self._gpu: GpuCopier | None = None
         self._thread: threading.Thread | None = None
         self.is_off = False  # there was not enough memory, for one
@@ -105,6 +106,8 @@ class SnapshotWriter:
 
     def before_step(self, _optimizer: object) -> None:
         """Wait as `wait_copied` does: a step changes what is copied."""
+        if self._latest is not None:
+            self._stepped_from = self._latest.about["step"]
         self.wait_copied()
 
     def wait_copied(self) -> None:
@@ -180,7 +183,7 @@ class SnapshotWriter:
         if job.ready is not None:
             self._gpu = self._gpu or GpuCopier(next(each.device for each in job.tensors if each.is_cuda))
             self._gpu.begin(job.ready)
-        number = victim([file.header() for file in self._files])
+        number = victim([file.header() for file in self._files], self._stepped_from)
         header = self._files[number].write(
             job.layout, job.tensors, job.copied, self._gpu, is_whole=job.is_whole, **job.about
         )
