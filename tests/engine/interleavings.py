@@ -166,6 +166,7 @@ class Process(NamedTuple):
     pending: Pending | None = None
     round: tuple[int, int] = (0, 0)  # in which it has spoken last: the world's number, and which
     counts: tuple[tuple[Any, int], ...] = ()  # of its collectives in the present group
+    since: int = 0  # the first world that it has joined; 0: it was there from the first one on
     is_over: bool = False
     parted_in: EndOfSteps = NO_END
     copy: tuple[str, int, int, bool] | None = None  # source, until, step, whether the source still holds it
@@ -321,6 +322,7 @@ class Move:
                     self.lose(name)
                 else:
                     self.next_world(joined=(Member(name=name, node="n", local_rank=process.slot),))
+                    self.update(name, since=self.newest.number)
                     if self.bounds.loses_newcomers:
                         self.lose(name)
             case TellBroke(number=number):
@@ -806,8 +808,12 @@ def _start(move: Move, slot: int) -> None:
 
 
 def _exit(move: Move, name: str) -> None:
+    """End its script: nobody needs those who have come since the world in which all were at the end, and they end."""
     process = move.processes[name]
-    known = {each.name for each in process.replica.met.members} if process.replica.met is not None else set()
+    met = process.replica.met
+    known = {each.name for each in met.members} if met is not None else set()
+    made_in = process.parted_in.world
+    known -= {each.name for each in move.processes.values() if each.since > made_in > 0}
     if not move.has_ended and process.parted_in.world:
         move.next_world(over=process.parted_in.world)
     move.has_ended = True
@@ -1083,7 +1089,7 @@ def key_of(job: Job) -> int:
         for world in (replica.heard, replica.met):
             if world is not None:
                 used |= {world.number, world.anew, world.parted.world}
-        used |= {each.parted_in.world, _parts_in(replica.record), each.round[0]}
+        used |= {each.parted_in.world, each.since, _parts_in(replica.record), each.round[0]}
     for there in job.worlds:
         used |= {there.world.number, there.world.anew, there.world.parted.world}
     order = sorted(used)
@@ -1112,7 +1118,7 @@ def key_of(job: Job) -> int:
             (process.local, process.sums, process.params, process.calls, process.counts, process.is_over),
             None if process.pending is None else _pending_key(process.pending, order),
             (bisect_left(order, process.round[0]), process.round[1]),
-            (bisect_left(order, process.parted_in.world), process.parted_in.total),
+            (bisect_left(order, process.parted_in.world), process.parted_in.total, bisect_left(order, process.since)),
             None if copy is None else (names.get(copy[0], -1), *copy[1:]),
             (process.has_exited, process.asked, process.mean, process.means, process.is_offered),
             (process.is_wrong, process.refuses, process.trains_other, process.early, process.must_repeat),

@@ -117,6 +117,29 @@ def test_the_end_of_one_call_is_not_taken_for_that_of_the_next_in_the_same_world
     assert told[heard + 1].strip().startswith("Say in 3: state=2 until=2"), told[heard:]
 
 
+BROKEN_OFF = (  # rank 1 has left the last barrier, which breaks for rank 0; the newcomer's world comes meanwhile
+    *(f"{rank}: {what}" for rank in (0, 1) for what in ("its script calls run.steps(1)", "its agent answers")),
+    *("0: all have spoken", "1: all have spoken"),
+    *("0: its group group is done in seat 0", "1: its group group is done in seat 0"),
+    *("a newcomer starts", f"{NEWCOMER}: its script calls run.steps(1)", f"{NEWCOMER}: its agent answers"),
+    *(f"{rank}: its moved ('state', 0, (0, 1), True) is done in seat 0" for rank in (0, 1)),
+    *("0: all have spoken", "0: its script begins step 0", "0: it computes [0]"),
+    *("1: all have spoken", "1: its script begins step 0", "1: it computes [1]"),
+    *(f"0: its reduced {what} is done in seat 0" for what in ("('sum', 0)", "('last', 0)")),
+    *("0: its script has made all steps of its call", "0: it hears of world 2"),
+    *(f"1: its reduced {what} is done in seat 0" for what in ("('sum', 0)", "('last', 0)")),
+    *("1: its script has made all steps of its call", "1: its gathered ('end', 1) is done in seat 0"),
+    *("connections of world 1 break", "0: what it does with others breaks", "0: it hears of world 3"),
+    "0: it leaves this round",
+)
+
+
+def test_who_leaves_the_end_behind_others_tells_in_which_world_that_was_and_a_newcomer_since_is_not_needed() -> None:
+    told = scenario(Bounds(2, (1,), breaks=1, newcomers=1, grows=True), list(BROKEN_OFF))
+    left = next(at for at, line in enumerate(told) if "it leaves this round" in line)
+    assert told[left + 2].strip().startswith("TellParted number=1 total=1"), told[left:]
+
+
 def test_a_sum_that_is_handed_over_again_counts_no_more_until_it_is_there_nor_the_one_whose_size_it_tells() -> None:
     members = tuple(Member(name=str(rank), node="n", local_rank=rank) for rank in range(3))
     world = World(number=2, members=members, store="h:1")

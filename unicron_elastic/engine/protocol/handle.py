@@ -266,7 +266,7 @@ def _meet(replica: Replica, meeting: InMeeting) -> Answer:
     """Speak in the newest world."""
     if _is_over(replica, meeting.parts_in):
         if meeting.spot is Spot.END:
-            return _finish(replica, Standing.APART)
+            return _finish(replica, Standing.APART, meeting.parts_in)
         if isinstance(meeting.back, Finished):
             return _return_own(replica, Finished(Standing.APART), "others have made this mean, and ended")
         reason = "other ranks have made their last step and ended: all ranks must ask for as many steps"
@@ -724,7 +724,7 @@ def _end_call(replica: Replica, record: Stepping, _event: CallEnded) -> Answer:
 def _wait_at_end(replica: Replica, parts_in: int = 0) -> Answer:
     """Wait for all members there; ``parts_in``: the world in which this one has waited already."""
     if _is_over(replica, parts_in):
-        return _finish(replica, Standing.EVEN)
+        return _finish(replica, Standing.EVEN, parts_in)
     if replica.needs_meeting:
         return _meet(replica, InMeeting(Spot.END, Talk.ALL, has_state=True, parts_in=parts_in))
     reason = "nobody leaves before all are here: one may have missed the end of the last reduction"
@@ -759,8 +759,9 @@ def _end_gathering(replica: Replica, record: Parting, event: Gathered) -> Answer
     return _finish(replica, Standing.EVEN)
 
 
-def _finish(replica: Replica, standing: Standing) -> Answer:
-    parted = TellParted(_parts_in(replica), replica.until, reason="all have come to the end of the call")
+def _finish(replica: Replica, standing: Standing, ended_in: int = 0) -> Answer:
+    """Leave the end of the call; ``ended_in``: others have left it in that world, and this one meets them in none."""
+    parted = TellParted(ended_in or _parts_in(replica), replica.until, reason="all have come to the end of the call")
     let_go = LetGo(is_over=True, reason="nobody needs this rank at the end of the call any more")
     return replica._replace(record=Finished(standing)), (parted, let_go)
 
