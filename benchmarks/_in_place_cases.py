@@ -7,13 +7,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["KINDS", "MICRO_BATCHES", "MODES", "PHASES", "RANKS", "SPECIAL", "STEPS", "Case", "Strike", "cases", "quick"]
+__all__ = [
+    "KINDS",
+    "MICRO_BATCHES",
+    "MODES",
+    "OVER",
+    "PHASES",
+    "RANKS",
+    "SPECIAL",
+    "STEPS",
+    "Case",
+    "Strike",
+    "cases",
+    "quick",
+]
 
 STEPS = 60
 MICRO_BATCHES = 12
 STRUCK_STEP = 20  # long after the job has found its pace, and long before its end
 RANKS = (2, 3, 4)
 MODES = ("default", "reproducible")
+OVER = ("gloo", "late", "late-strict")  # the back end; whose results land late, in the order of a stream or strictly
 KINDS = ("kill", "segv", "exception", "exit-3", "hang", "exit-0", "sever")
 PHASES = (
     "forward-first",
@@ -90,6 +104,7 @@ class Case:
     repetition: int
     strikes: tuple[Strike, ...] = ()
     nodes: int = 1
+    over: str = "gloo"
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -112,7 +127,7 @@ class Case:
 
     @property
     def group(self) -> tuple[str, str, int, str]:
-        """The row of the table."""
+        """What is struck, when, of how many, and in which mode."""
         return self.kind, self.phase, self.ranks, self.mode
 
 

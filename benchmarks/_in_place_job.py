@@ -23,6 +23,7 @@ from _recovery_job import RunningJob
 
 WORKER = WORKERS / "in_place_steps.py"
 OPTIONS = ("--max-restarts=6", "--unicron-hang-patience=1", "--unicron-console=plain")
+GOES_ON = {"UNICRON_IN_PLACE": "force"}  # over back ends that are not gloo, too
 WORK_MS = 24.0  # that a step's micro-batches take beside their computation, if nobody is missing
 STACKS_S = 0.2  # for a process of a job that has not ended in time to write its stacks
 
@@ -59,7 +60,13 @@ class _Agents:
         if case.nodes > 1:
             endpoint = f"--rdzv-endpoint=localhost:{_free_port()}"
             where = [f"--nnodes={case.nodes}", "--rdzv-backend=c10d", endpoint, f"--rdzv-id={job.folder.name}"]
-        script = [str(WORKER), f"--mode={case.mode}", f"--work-ms={WORK_MS * case.ranks / 12}", *job.options]
+        script = [
+            str(WORKER),
+            f"--mode={case.mode}",
+            f"--over={case.over}",
+            f"--work-ms={WORK_MS * case.ranks / 12}",
+            *job.options,
+        ]
         script.append(f"--strikes={json.dumps([strike.to_message() for strike in case.strikes])}")
         return [
             Command(
@@ -67,7 +74,7 @@ class _Agents:
                     str(UNICRON.path), *where, *OPTIONS, f"--nproc-per-node={case.ranks // case.nodes}",
                     f"--log-dir={job.folder / f'logs{node}'}", *script,
                 ),
-                {"UNICRON_NODE_NAME": f"node-{node}"},
+                {"UNICRON_NODE_NAME": f"node-{node}", **({} if case.over == "gloo" else GOES_ON)},
             )
             for node in range(case.nodes)
         ]  # fmt: skip

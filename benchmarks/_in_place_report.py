@@ -17,6 +17,7 @@ HEAD = (
     "phase",
     "ranks",
     "mode",
+    "over",
     "runs",
     "passed",
     "recomputed",
@@ -40,10 +41,10 @@ class Done:
 
 
 def table(done: Sequence[Done]) -> str:
-    """In Markdown; a line for each fault, phase, number of ranks and mode."""
-    groups: dict[tuple[str, str, int, str], list[Done]] = {}
+    """In Markdown; a line for each fault, phase, number of ranks, mode and back end."""
+    groups: dict[tuple[str | int, ...], list[Done]] = {}
     for each in done:
-        groups.setdefault(each.case.group, []).append(each)
+        groups.setdefault((*each.case.group, each.case.over), []).append(each)
     rows = [list(HEAD), ["---"] * len(HEAD), *(_row(group) for group in groups.values())]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -56,6 +57,7 @@ def _row(group: Sequence[Done]) -> list[str]:
         case.phase,
         str(case.ranks),
         case.mode,
+        case.over,
         str(len(group)),
         str(sum(each.passed for each in group)),
         ", ".join(map(str, recomputed)) or "-",

@@ -2,6 +2,7 @@
 
     python benchmarks/in_place.py --quick                      # a selection; about three minutes
     python benchmarks/in_place.py --markdown table.md          # everything, once
+    python benchmarks/in_place.py --quick --over late          # where results land late, and aborts are silent
     python benchmarks/in_place.py --kinds kill --phases reduce-last --ranks 3 --modes reproducible --repeat 20
 
 Each case is one launch of a small deterministic job that is struck in mid-step. It has passed if the job ends well, its
@@ -17,11 +18,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from _exit_when_told import exit_when_told
-from _in_place_cases import KINDS, MODES, PHASES, RANKS, SPECIAL, Case, cases, quick
+from _in_place_cases import KINDS, MODES, OVER, PHASES, RANKS, SPECIAL, Case, cases, quick
 from _in_place_job import run, say
 from _in_place_report import Done, summary, table, to_json
 from _in_place_verdict import Reference, judge, reference_of
@@ -30,7 +32,7 @@ from _report import describe_machine
 
 
 class References:
-    """The undisturbed runs, each made when it is needed first."""
+    """The undisturbed runs, over gloo, each made when it is needed first."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -80,10 +82,10 @@ def main() -> int:
     return 0 if all(each.passed for each in done) else 1
 
 
-def _chosen(args: argparse.Namespace) -> Iterable[Case]:
-    if args.quick:
-        return quick()
-    return cases(args.kinds, args.phases, args.ranks, args.modes, args.repeat)
+def _chosen(args: argparse.Namespace) -> Iterator[Case]:
+    for over in args.over:
+        some = quick() if args.quick else cases(args.kinds, args.phases, args.ranks, args.modes, args.repeat)
+        yield from (replace(case, over=over) for case in some)
 
 
 def _run(case: Case, references: References, deadline_s: float) -> Done:
@@ -102,7 +104,7 @@ def _run(case: Case, references: References, deadline_s: float) -> Done:
 def _line(done: Done) -> str:
     """About a case that was run; of one that failed also the last lines of its job."""
     verdict = done.verdict
-    words = [*map(str, done.case.group), f"#{done.case.repetition}"]
+    words = [*map(str, done.case.group), done.case.over, f"#{done.case.repetition}"]
     times = (verdict.survivors_step_ms, verdict.newcomer_steps_ms)
     words += ["-" if each is None else f"{each:.0f} ms" for each in times]
     words += [f"{verdict.recomputed} recomputed", f"{done.notes['wall_s']} s"]
@@ -117,7 +119,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     """Read the command line."""
     every = [*PHASES, *SPECIAL]
     parser = argparse.ArgumentParser(description="Every fault at every moment of a step, under tier 2.")
-    parser.add_argument("--quick", action="store_true", help="a selection, about three minutes; ignores what follows")
+    parser.add_argument(
+        "--quick", action="store_true", help="a selection, about three minutes; of what follows only --over counts"
+    )
+    parser.add_argument("--over", nargs="+", choices=OVER, default=["gloo"], help="the back ends (default: gloo)")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="(default: all)")
     parser.add_argument("--phases", nargs="+", choices=every, default=every, help="(default: all)")
     parser.add_argument(

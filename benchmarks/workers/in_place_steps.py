@@ -7,6 +7,7 @@ and its parameters at the end, in a file of its own in the job's folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import json
 import os
@@ -17,16 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from _in_place_cases import MICRO_BATCHES, STEPS, Strike
+from _in_place_cases import MICRO_BATCHES, OVER, STEPS, Strike
 from _in_place_strikes import Log, Strikes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
 
 WIDTH = 64
 SAMPLES = 8  # of a micro-batch
+LATE_S = 0.01  # how long behind its beginning a collective lands, over a back end that is late
 
 
 def make_model(in_the_middle: Callable[[Tensor], None]) -> nn.Module:
@@ -63,7 +65,11 @@ def train(arguments: argparse.Namespace, log: Log, strikes: Strikes) -> None:
     optimizer = torch.optim.AdamW([{"params": early}, {"params": late, "weight_decay": 0.1}], lr=1e-3, eps=1e-4)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=STEPS)
     run = unicron_elastic.Run(
-        model=model, optimizer=optimizer, scheduler=scheduler, reproducible=arguments.mode == "reproducible"
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        reproducible=arguments.mode == "reproducible",
+        backend="gloo" if arguments.over == "gloo" else "late",
     )
     for step in run.steps(total=STEPS, micro_batches=MICRO_BATCHES):
         for index in step:
@@ -83,11 +89,26 @@ def train(arguments: argparse.Namespace, log: Log, strikes: Strikes) -> None:
     log.write("end", bytes(flat.view(torch.uint8).tolist()).hex())
 
 
+@contextlib.contextmanager
+def landing(over: str) -> Iterator[None]:
+    """Within it results land as the back end says, in the order of a stream or strictly; with gloo at once."""
+    if over == "gloo":
+        yield
+        return
+    from unicron_elastic.testing import late
+
+    late.lateness.delay_s = LATE_S
+    with late.StreamOrder() if over == "late" else contextlib.nullcontext():
+        yield
+        late.synchronize()
+
+
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True, help="of the logs")
     parser.add_argument("--mode", default="default")
+    parser.add_argument("--over", default="gloo", choices=OVER)
     parser.add_argument("--work-ms", type=float, default=4.0, help="what a micro-batch takes beside its computation")
     parser.add_argument("--strikes", default="[]", help="as JSON")
     parser.add_argument("--deadline", type=int, default=60, metavar="SECONDS", help="die after this long, whatever")
@@ -103,7 +124,8 @@ def main() -> None:
     life = len(list(arguments.folder.glob(f"log.{slot}.*")))
     log = Log(arguments.folder, slot, life)
     strikes = [Strike.from_message(message) for message in json.loads(arguments.strikes)]
-    train(arguments, log, Strikes(strikes, log, slot, life))
+    with landing(arguments.over):
+        train(arguments, log, Strikes(strikes, log, slot, life))
 
 
 if __name__ == "__main__":
