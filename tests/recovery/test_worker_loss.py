@@ -21,10 +21,11 @@ from unicron_elastic.recovery.commands import (
     TellPeers,
     WakeAt,
 )
+from unicron_elastic.recovery.node import NOT_TAKEN
 from unicron_elastic.recovery.policy import ODD_REPLICA
 from unicron_elastic.recovery.state import Part
 from unicron_elastic.recovery.storms import FRUITLESS_MAX
-from unicron_elastic.recovery.worker_loss import NO_STATE_LEFT, NOT_TAKEN, REPLACE_AFTER_S
+from unicron_elastic.recovery.worker_loss import NO_STATE_LEFT, REPLACE_AFTER_S
 from unicron_elastic.training.group.handover import NotTakenError
 from unicron_elastic.training.step.comparison import OddReplicaError
 

@@ -551,7 +551,7 @@ def _judge_faults(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     verdict = judge(state.policy, used, repeats, tuple(f.failure for f in state.faults))
     if is_on_its_way and verdict.restart:
         verdict = replace(verdict, restarts_used=state.restarts_used, reason=node.ON_ITS_WAY)
-    if is_on_its_way and (not verdict.restart or worker_loss.cannot_take_the_state(cause.fault)):
+    if is_on_its_way and (not verdict.restart or node.cannot_take_the_state(cause.fault)):
         own_departure = turn_back(state, verdict, cause)
     elif verdict.restart:
         attempts, rung = climb(state.attempts, cause.fault, at, state.policy)

@@ -39,6 +39,8 @@ LEAVES = "This node leaves the job."
 ON_ITS_WAY = "Others train, and the workers here begin again, which counts as no restart."
 KEPT_S = 600.0
 SUSPECT_S = 3600.0  # in quarantine, of a node that is only suspected; a broken one waits for people
+UNFIT_S = 600.0  # ... of a node that is well, and that the job does not fit: another may have it soon
+NOT_TAKEN = "NotTakenError"  # the exception of a newcomer that the state of the others does not fit
 
 # What these say is less than what a GPU's own word says.
 _VAGUE = frozenset({Status.CUDA_ERROR, Status.EXITED_ABNORMALLY, Status.KILLED_BY_SIGNAL, Status.TASK_HANG})
@@ -232,8 +234,18 @@ def turn_back(state: JobState, verdict: Verdict, cause: RootCause) -> Departure:
 
 
 def leave_job(departure: Departure, why: str) -> LeaveJob:
-    """Return how this node leaves: a broken one is in quarantine until somebody lifts it, a suspect one for an hour."""
-    return LeaveJob(cause=departure.cause, reason=why, quarantine_s=None if departure.is_broken else SUSPECT_S)
+    """Return how this node leaves: one that is broken is in quarantine until somebody lifts it, others for a while."""
+    quarantine_s: float | None = SUSPECT_S
+    if departure.is_broken:
+        quarantine_s = None
+    elif departure.cause is not None and cannot_take_the_state(departure.cause.fault):
+        quarantine_s = UNFIT_S
+    return LeaveJob(cause=departure.cause, reason=why, quarantine_s=quarantine_s)
+
+
+def cannot_take_the_state(fault: Fault) -> bool:
+    """Whether a newcomer says that the others' state does not fit what its script has made, as it never will."""
+    return (fault.failure.exception_type or "").rpartition(".")[2] == NOT_TAKEN
 
 
 def _kept(findings: tuple[NodeUnhealthy, ...], at: float) -> tuple[NodeUnhealthy, ...]:

@@ -191,7 +191,6 @@ REPLACE_AFTER_S = 0.25  # the survivors step first, if they do within this time:
 BROKE_METHOD = "exception propagation"
 NOBODY_LEFT = "All who had the training state are lost: all workers begin again."
 NO_STATE_LEFT = "NoStateLeft"  # the exception of a world in which nobody has the training state
-NOT_TAKEN = "NotTakenError"  # ... of a newcomer that the state of the others does not fit
 BREAK_GRACE_S = 0.1  # within which a death is known that explains why collectives failed
 BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
@@ -206,7 +205,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
     is_final = why_final(state.policy, (fault.failure,)) is not None
-    if not is_final and cannot_take_the_state(fault):
+    if not is_final and node.cannot_take_the_state(fault):
         return give_up(state, fault, at, method) or _leave_to_the_others(state, fault, lost, at)
     cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
     if not is_final and all(is_newcomer(state, each) for each in lost):
@@ -292,11 +291,6 @@ def _leave_to_the_others(
 def is_worth_asking(state: JobState) -> bool:
     """Whether this node may leave, as far as it is known here, and the others could go on in place without it."""
     return not node.why_not_ask(state, why_not_in_place(state, -1))
-
-
-def cannot_take_the_state(fault: Fault) -> bool:
-    """Whether a newcomer says that the others' state does not fit what its script has made, as it never will."""
-    return (fault.failure.exception_type or "").rpartition(".")[2] == NOT_TAKEN
 
 
 def begun_again(incident: Incident, why: str) -> Incident:
