@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,6 +69,41 @@ def test_the_newest_state_comes_back_with_its_optimizer_and_random_numbers(tmp_p
     assert other_run.step == 2
     step(other, other_optimizer)
     assert torch.equal(weights(other), weights(model))
+
+
+def test_values_of_every_kind_come_back(tmp_path: Path) -> None:
+    def values() -> dict[str, Any]:
+        return {
+            "best": np.float64(2.5),
+            "half": np.float16(0.5),
+            "epoch": np.int64(3),
+            "is_well": np.bool_(True),
+            "array": np.arange(4.0),
+            "number": np.array(7),
+            "bytes": bytes(range(256)) * 64,
+            "wide": 2**80,
+            "nan": float("inf"),
+            "tensors": [torch.arange(3), torch.tensor(1.5, dtype=torch.bfloat16)],
+        }
+
+    _, _, run = make(values=values())
+    run.save(tmp_path, 1)
+    run.wait_saved()
+    taken: dict[str, Any] = dict.fromkeys(values())
+    assert make(values=taken)[2].restore(tmp_path) == 1
+    for name, right in values().items():
+        assert type(taken[name]) is type(right), name
+        assert repr(taken[name]) == repr(right), name
+
+
+def test_a_learning_rate_of_numpy_s_comes_back(tmp_path: Path) -> None:
+    _, optimizer, run = make()
+    optimizer.param_groups[0]["lr"] = np.float64(0.25)
+    run.save(tmp_path, 1)
+    run.wait_saved()
+    _, other, other_run = make()
+    assert other_run.restore(tmp_path) == 1
+    assert other.param_groups[0]["lr"] == 0.25
 
 
 def test_an_empty_folder_is_the_beginning(tmp_path: Path, capfd: Any) -> None:

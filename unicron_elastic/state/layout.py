@@ -128,13 +128,16 @@ def flatten(state: Any) -> tuple[Layout, list[torch.Tensor]]:
 
 
 def rebuild(layout: Layout, tensors: Sequence[torch.Tensor]) -> Any:
-    """The state with this layout, made of ``tensors`` themselves. Raises ValueError if they are not the layout's."""
+    """The state with this layout, made of ``tensors`` themselves, which have their numbers already: some are read here.
+
+    Raises ValueError if they are not the layout's.
+    """
     check_tensors(layout, tensors)
     return Assembler(tensors).make(layout.skeleton)
 
 
 def empty_tensors(layout: Layout, device: torch.device | str = "cpu") -> list[torch.Tensor]:
-    """Memory for the tensors of a layout, with nothing in it yet."""
+    """Memory for the tensors of a layout, with nothing in it yet, which it must have before a state is made of them."""
     return [torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in layout.specs]
 
 

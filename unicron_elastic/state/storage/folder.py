@@ -63,17 +63,20 @@ class Stored:
         _read(reader, {f"{prefix}layout": text})
         layout = Layout.parse(bytes(text.numpy()).decode())
         tensors = empty_tensors(layout)
-        parts: list[Any] = []
-        state = shards.spread(rebuild(layout, tensors), parts)
-        wanted: dict[str, Any] = {f"{prefix}tensor/{number}": tensor for number, tensor in enumerate(tensors)}
-        wanted |= {f"{prefix}shard/{number}": part for number, part in enumerate(parts)}
         start = f"random/{self.rank}/"
         random = {
             name.removeprefix(start): torch.empty(size, dtype=torch.uint8)
             for name, size in sizes.items()
             if name.startswith(start)
         }
-        _read(reader, wanted | {f"{start}{name}": tensor for name, tensor in random.items()})
+        _read(
+            reader,
+            {f"{prefix}tensor/{number}": tensor for number, tensor in enumerate(tensors)}
+            | {f"{start}{name}": tensor for name, tensor in random.items()},
+        )
+        parts: list[Any] = []
+        state = shards.spread(rebuild(layout, tensors), parts)
+        _read(reader, {f"{prefix}shard/{number}": part for number, part in enumerate(parts)})
         return {**state, "random": random}
 
 
@@ -188,7 +191,8 @@ def _writer(path: Path) -> FileSystemWriter:
 
 
 def _read(reader: FileSystemReader, wanted: dict[str, Any]) -> None:
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    if wanted:
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
 
 
 def cause_of(error: BaseException) -> BaseException:
