@@ -86,7 +86,8 @@ class Script:
 
     def _keep(self, run: Run, step: int) -> None:
         run.snapshot(step)
-        self.kept.setdefault(step, run.state_dict())
+        if step not in self.kept:
+            self.kept[step] = run.state_dict()
 
     @staticmethod
     def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:

@@ -39,7 +39,7 @@ class DrawnOrder:
     def is_as_in(self, began: Mapping[str, Any], own_began: Sequence[Tensor], moved: Sequence[str]) -> bool:
         """Return whether those that moved then are, in the beginning, where they were: the script has seeded them."""
         then = _named(began, own_began)
-        return all(name in then and name in self._began and _is_same(self._began[name], then[name]) for name in moved)
+        return all(name in then and name in self._began and is_same(self._began[name], then[name]) for name in moved)
 
     def has_begun(self, *, has_drawn_seed: bool) -> None:
         """Hears that the loader has begun, drawn a seed for its workers or not, and asked for indices if it has any."""
@@ -60,7 +60,7 @@ class DrawnOrder:
 
     def _compare(self, before: Mapping[str, Any]) -> None:
         now = self._states()
-        moved = {name for name, state in before.items() if name in now and not _is_same(now[name], state)}
+        moved = {name for name, state in before.items() if name in now and not is_same(now[name], state)}
         self.moved = sorted(moved.union(self.moved))
 
     def _states(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _own(number: int) -> str:
     return f"own {number}"
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     """Return whether two states of one generator are the same."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return bool(torch.equal(one, other))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unicron_elastic.compat.watching.batches import batches_given
+from unicron_elastic.compat.watching.batches import batches_given, keeps_workers
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder
 
 
@@ -42,6 +42,11 @@ class LoaderEpoch:
     trained: int = 0  # how many were given by the latest optimizer step
     looked: int = 0  # ... and by the latest look
     advances: bool = False  # ... and whether there were more than by the look before
+    is_look: bool = False  # whether the script looks at some of them, and trains on those of a later epoch
+    looks: int = 0  # how many epochs of such loaders came before that it has not trained on
+    is_in_midst: bool = False  # whether it has begun this one in the midst of another one, as who evaluates there
+    passer: LoaderEpoch | None = None  # the latest one that the script has begun of the same loader in the midst of it
+    passed_at: int = 0  # how many were given by then
 
     @property
     def given(self) -> int:
@@ -52,6 +57,25 @@ class LoaderEpoch:
     def is_left(self) -> bool:
         """Return whether the script takes no more of them."""
         return self.has_ended or self.batches() is None
+
+    @property
+    def is_passed(self) -> bool:
+        """Return whether the script has gone on with another epoch of the same loader, as after it has looked."""
+        passer = self.passer
+        if passer is None or self.given != self.passed_at:
+            return False
+        return passer.trained > 0 or not passer.is_left
+
+    @property
+    def is_looked_at(self) -> bool:
+        """Return whether the script has taken some of them, and trained on those of another epoch instead."""
+        return self.is_passed and not self.trained and self.passer is not None and self.passer.trained > 0
+
+    def is_left_for(self, loader: Any) -> bool:
+        """Return whether the script takes no more of them, as far as is known where it begins this loader now."""
+        if self.is_left or self.loader() is not loader:
+            return self.is_left
+        return keeps_workers(loader) or (self.given > 0 and self.is_look)
 
     def note_order(self) -> None:
         """Notes from what its order comes, as is known by now."""

@@ -22,12 +22,16 @@ from unicron_elastic.compat.loaded import is_initialising
 from unicron_elastic.compat.watching.batches import keeps_workers, watch_batches
 from unicron_elastic.compat.watching.optimizers import watch_before_steps
 from unicron_elastic.state.snapshot.gather import own_rank
-from unicron_elastic.training.snapshot.drawn_order import DrawnOrder
+from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, is_same
 from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, mark_of
+from unicron_elastic.training.snapshot.looks import Looks
 from unicron_elastic.training.snapshot.own_generators import OwnGenerators, own_generators
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
 
-_ADVICE = "give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given"
+_ADVICE = (
+    "give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given. Else samples "
+    "of that epoch come twice or never"
+)
 
 
 class OpenEpochs:
@@ -50,9 +54,10 @@ class OpenEpochs:
         self._skips = True  # as far as is known
         self._trained: list[Any] = []  # marks of loaders in whose epochs the script has trained
         self._untrained: list[LoaderEpoch] | None = None  # begun since a state was taken over, until the script trains
+        self._is_told_of_look = False
         self._has_been_back = False  # at the place at which that state was asked for, since it was taken over
         self._skipping: dict[str, Any] = {}  # where the generators were then, if an epoch was still to be skipped
-        self._own = OwnGenerators()
+        self._own, self._looks = OwnGenerators(), Looks()
         watch_batches(self)
         watch_before_steps(self)
 
@@ -78,10 +83,13 @@ class OpenEpochs:
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
         found = [each for each in self._living() if each.given and self._is_open(each)]
+        met = [each.mark for each in found if not each.is_looked_at]
+        found = [each for each in found if each.mark in met or not each.is_looked_at]
         return {
             "skips": self._skips,
             "kept": [mark_of(loader) for loader, _ in self._begun() if keeps_workers(loader)],
             "lengths": self._lengths,
+            "looks": self._looks.state_dict(each.mark for each in self._untrained_on()),
             "trained": [each for each in self._trained if self._is_of_one(each)],
             "own": self._own.state_dict(
                 [(each.loader(), each.draws_seed) for each in self._living() if not self._is_open(each)]
@@ -94,6 +102,7 @@ class OpenEpochs:
                     "moved": each.moved,
                     "keeps_workers": each.keeps_workers,
                     "count": each.given,
+                    "is_look": each.is_looked_at,
                     "is_recent": each.advances or each.given > each.looked,
                     "began": packed(each.began),
                     "own_began": each.own_began,
@@ -110,6 +119,8 @@ class OpenEpochs:
             LoaderEpoch(**{**each, **{name: unpacked(each.get(name, {})) for name in ("began", "first", "read")}})
             for each in state["epochs"]
         ]
+        # What the script has begun before it takes the state over it does not begin again.
+        epochs = [each for each in epochs if not any(_is_begun_already(each, by) for by in self._living())]
         self._epochs, self._awaited, self._again, self._had = [], [], [], []
         self._skips, self._kept, self._lengths = (
             state["skips"],
@@ -117,6 +128,7 @@ class OpenEpochs:
             list(state.get("lengths", [])),
         )
         self._own.load_state_dict(state.get("own", []))
+        self._looks.load_state_dict(state.get("looks", []))
         self._has_been_back, self._skipping = False, {}
         self._trained, self._untrained, self._moment = list(state.get("trained", [])), [], self._generators.states()
         if self._skips and all(each.began for each in epochs):
@@ -133,9 +145,9 @@ class OpenEpochs:
         if mark is None or os.getpid() != self._process:  # where it is that of a loader's worker
             return None
         place = self._place_of(loader, mark)
-        alike = [each for each in (*self._awaited, *self._skipped_whole()) if each.mark == mark]
+        alike = [each for each in (*self._awaited, *self._left_again(loader)) if each.mark == mark]
         earlier = min(alike, key=lambda each: each.place != place, default=None)
-        has_skipped = earlier is None and self._has_skipped(mark)
+        has_skipped = earlier is None and self._has_skipped(loader, mark)
         if has_skipped:
             self._generators.set(self._moment)
         self._own.begins(loader, mark, is_again=earlier is not None, has_skipped=has_skipped)
@@ -143,11 +155,12 @@ class OpenEpochs:
         if earlier is not None:
             self._awaited = [each for each in self._awaited if each is not earlier]
             self._had = [each for each in self._had if each is not earlier]
-            self._again.append(earlier)
+            self._again = [*(each for each in self._again if each is not earlier), earlier]
             # It is the same also for who does not skip where the script has seeded it as it did then.
-            if earlier.moved:
+            if earlier.moved and earlier.again is None:
                 earlier.is_drawn = not order.is_as_in(earlier.began, earlier.own_began, earlier.moved)
             self._put_back(earlier, own)
+            self._own.is_put_back(loader)
             order = DrawnOrder(loader, self._generators)
         had_workers = mark in self._kept or keeps_workers(loader) if earlier is None else earlier.keeps_workers
         self._kept = [each for each in self._kept if each != mark]
@@ -167,17 +180,44 @@ class OpenEpochs:
         )
         if had_workers and not keeps_workers(loader):
             self._undrawn = epoch, own
+        self._note_looks(epoch, loader)
         if self._untrained is not None:
             self._untrained.append(epoch)
         return epoch
 
-    def _has_skipped(self, mark: list[Any]) -> bool:
-        """Return whether the script has had an epoch of a loader with which it trains, and has not trained since.
+    def _note_looks(self, epoch: LoaderEpoch, loader: Any) -> None:
+        """Note whether the script may begin this one to look at some batches, and how often it has done so before."""
+        passed = [each for each in self._living() if each.loader() is loader and each.given and not each.is_passed]
+        going_on = [each.mark for each in self._untrained_on() if each not in passed]
+        alike = [each for each in self._living() if each.mark == epoch.mark]
+        epoch.is_in_midst = any(each.trained and self._is_open(each) for each in alike)
+        epoch.looks = self._looks.begins(epoch.mark, going_on, is_in_midst=epoch.is_in_midst)
+        epoch.is_look = self._looks.is_look(epoch.mark, [each.mark for each in self._untrained or ()].count(epoch.mark))
+        for each in passed:
+            each.passer, each.passed_at = epoch, each.given
 
-        It skips whole epochs up to the end of one, and the next may be that in which it goes on.
+    def _untrained_on(self) -> list[LoaderEpoch]:
+        """Return those that the script goes through, and may train on in the place of those that it has trained on."""
+        return [each for each in self._living() if not (each.trained or each.is_passed or each.is_in_midst)]
+
+    def _has_skipped(self, loader: Any, mark: list[Any]) -> bool:
+        """Return whether the script has had epochs of a loader with which it trains, and has not trained since.
+
+        It skips whole epochs up to the end of one, and the next may be that in which it goes on; or it has looked at
+        some batches, which it does not before each epoch.
         """
-        since = [each for each in self._untrained or () if each.mark == mark and each.is_left]
-        return bool(since) and mark in self._trained and not self._has_gradients()
+        since = [each for each in self._untrained or () if each.mark == mark and each.is_left_for(loader)]
+        if not since or mark not in self._trained or self._has_gradients():
+            return False
+        has_skipped = self._looks.is_at_state(mark, len(since))
+        if has_skipped and not self._is_told_of_look and not self._looks.is_known(mark):
+            self._is_told_of_look = True
+            _tell(
+                "before its first epoch the script has begun the DataLoader without training on it, and it is not "
+                "known yet whether it does so before each one: the next epoch is taken for one before which it does "
+                "not. Look at batches before restore(), where that makes no difference"
+            )
+        return has_skipped
 
     def _put_back(self, epoch: LoaderEpoch, own: Sequence[Generator]) -> None:
         """Put the generators, and the loader's own, to where they were when this epoch began."""
@@ -237,13 +277,17 @@ class OpenEpochs:
             self._lengths = [*(each for each in self._lengths if each[0] != epoch.mark), (epoch.mark, epoch.given)]
         self._epochs = [each for each in self._living() if each is not epoch]
 
-    def _skipped_whole(self) -> list[LoaderEpoch]:
-        """Return those that were begun again and left behind, and the script has not trained since.
+    def _left_again(self, loader: Any) -> list[LoaderEpoch]:
+        """Return those that were begun again and left behind before this loader, and the script has not trained since.
 
-        It skips whole epochs, and the next one may be that which it was in.
+        It skips whole epochs, or has looked at some batches, and the next one may be that which it was in.
         """
-        left = [each for each in self._had if each.again is not None and each.again.is_left]
-        return [] if left and self._has_gradients() else left
+        found = [
+            each
+            for each in (*self._had, *self._again)
+            if each.again is not None and each.again.is_left_for(loader) and not each.is_look
+        ]
+        return [] if found and self._has_gradients() else found
 
     def _place_of(self, loader: Any, mark: list[Any]) -> int:
         """Return that of this loader among those with its mark: of a new one the first that none which is there has."""
@@ -267,12 +311,17 @@ class OpenEpochs:
     def _last_again(self, epoch: LoaderEpoch, number: int) -> LoaderEpoch | None:
         """Return what this is again, if this batch is the last that the script had had of it."""
         earlier = epoch.earlier
-        return earlier if earlier in self._again and earlier is not None and earlier.count == number else None
+        is_last = earlier is not None and earlier.count == number and earlier in self._again
+        return earlier if is_last else None
 
     def before_step(self, optimizer: Any) -> None:
         """The script trains on what it was given: it skips no more."""
-        for each in self._living():
-            if each.given and each.mark not in self._trained:
+        given = [each for each in self._living() if each.given and not each.is_passed]
+        first = [(each.mark, each.looks) for each in given if not each.trained and not each.is_in_midst]
+        if first:
+            self._looks.trains(first, [each.mark for each in self._untrained_on() if not each.given])
+        for each in given:
+            if each.mark not in self._trained:
                 self._trained.append(each.mark)
             each.trained = each.given
         if self._untrained is None or is_initialising(optimizer):
@@ -331,6 +380,13 @@ def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**state, "epochs": epochs, "own": []}
 
 
+def _is_begun_already(epoch: LoaderEpoch, by: LoaderEpoch) -> bool:
+    """Return whether this one of a state is what the script has begun in this process, too, and had as much of."""
+    if epoch.mark != by.mark or epoch.count != by.given:
+        return False
+    return not epoch.is_recent or is_same(epoch.began, by.began)
+
+
 def _tell(why: str) -> None:
     if own_rank()[0] == 0:
-        sys.stderr.write(f"unicron: {why}. Else samples of that epoch come twice or never.\n")
+        sys.stderr.write(f"unicron: {why}.\n")

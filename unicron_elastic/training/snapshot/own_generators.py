@@ -34,6 +34,7 @@ class OwnDraws:
     repeats: bool = False
     kept: list[Tensor] | None = None
     draws_seed: bool | None = None
+    first_to_come: list[Tensor] | None = None  # where the next epoch began if there were no state, if not at first
     has_begun: bool = False  # since the state was taken over
     loader: Any = field(default=lambda: None)  # refers to it
 
@@ -62,7 +63,11 @@ class OwnGenerators:
 
     def load_state_dict(self, state: Iterable[Mapping[str, Any]]) -> None:
         """Takes it over; each is put to its place when the script begins its loader."""
-        self._draws = [OwnDraws(**each) for each in state]
+        before, self._draws = self._draws, [OwnDraws(**each) for each in state]
+        for draws in self._draws:
+            same = [each for each in before if each.mark == draws.mark and _are_same(each.first, draws.first)]
+            if same and (loader := same[0].loader()) is not None:  # whose first epoch is not to come any more
+                draws.loader, draws.first_to_come = same[0].loader, _states(own_generators(loader))
 
     def begins(self, loader: Any, mark: list[Any], *, is_again: bool, has_skipped: bool) -> None:
         """Notes where those of a loader are, or puts them to where they were when the state was kept.
@@ -81,10 +86,17 @@ class OwnGenerators:
             _put_on(draws, loader, own)
             draws.latest, draws.kept, draws.draws_seed = _states(own), _states(own), None
         else:
-            draws.kept = None
-            draws.repeats = draws.repeats or _are_same(draws.latest, _states(own))
+            if is_again or has_skipped or not draws.has_begun:  # else the script only looks at some batches
+                draws.kept = None
+            draws.repeats = draws.repeats or (not is_again and _are_same(draws.latest, _states(own)))
             draws.latest = _states(own)
         draws.has_begun, draws.loader = True, ref(loader)
+
+    def is_put_back(self, loader: Any) -> None:
+        """Notes that those of this loader were put to where it began the epoch that it begins again."""
+        for each in self._draws:
+            if each.loader() is loader:
+                each.latest = _states(own_generators(loader))
 
     def before_step(self) -> None:
         """The script trains: it has skipped what epochs it skips, of the loaders that it has begun."""
@@ -120,7 +132,7 @@ def _goes_on(draws: OwnDraws, own: Sequence[Generator], *, has_skipped: bool) ->
     """
     if draws.has_begun:
         return has_skipped and not any(is_just_seeded(each, each.get_state()) for each in own)
-    return not draws.repeats and _are_same(_states(own), draws.first)
+    return not draws.repeats and _are_same(_states(own), draws.first_to_come or draws.first)
 
 
 def _put_on(draws: OwnDraws, loader: Any, own: Sequence[Generator]) -> None:
