@@ -23,6 +23,7 @@ from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.place_of_call import PlaceOfCall
 from unicron_elastic.training.snapshot.requests import Requests
+from unicron_elastic.training.snapshot.seldom_due import SeldomDue
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
@@ -105,6 +106,7 @@ class Run:
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
         self._is_in_steps = self._is_told_of_twice = False
+        self._seldom_due = SeldomDue()
         self._snapshots = SnapshotManager(
             self,
             self._registered.objects,
@@ -218,6 +220,8 @@ class Run:
             if self._place.note(step) and self._epochs.is_back():
                 self._place.forget_taken()
         is_due = any(each and step % each == 0 for each in (every, self._peer_snapshot_every))
+        if (why := self._seldom_due.sentence(step, every, is_due=is_due)) and self._engine.rank == 0:
+            sys.stderr.write(f"unicron: {why}.\n")
         if self._engine.is_passing or not (is_due or self._snapshots.is_wanted):
             return False
         if self._engine.is_member:
