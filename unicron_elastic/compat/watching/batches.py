@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from typing import Any, Protocol
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from torch.utils.data import DataLoader, dataloader
 
@@ -19,10 +19,10 @@ class OneBatch(Protocol):
         """Hears that it is about to be read."""
 
     def before_index(self) -> None:
-        """Hears that what is in the first is about to be asked for; not of a loader with workers."""
+        """Hears that what is in one is about to be asked for; not of a loader with workers."""
 
-    def behind_index(self) -> None:
-        """Hears that it was."""
+    def behind_index(self, index: Any) -> None:
+        """Hears what is in it."""
 
     def behind_batch(self, number: int) -> None:
         """Hears that it is about to be given."""
@@ -46,6 +46,7 @@ class BatchesWatcher(Protocol):
 
 _watchers = Watchers[Any]()
 _watched: WeakSet[Any] = WeakSet()  # classes
+_first_indices: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by what gives the batches, where it has workers
 
 
 def watch_batches(watcher: BatchesWatcher) -> None:
@@ -79,6 +80,13 @@ def _watch_order() -> None:
         if first_iter:
             for each in _watchers:
                 each.draws_order()
+
+        def first_index() -> Any:
+            del self._next_index  # nobody is told of another
+            index = _first_indices[self] = type(self)._next_index(self)
+            return index
+
+        self._next_index = first_index
         return reset(self, loader, first_iter)
 
     kind._reset = watched
@@ -92,6 +100,11 @@ def keeps_workers(loader: Any) -> bool:
 def batches_given(batches: Any) -> int:
     """Return how many of them were given; 0 where that is not known."""
     return int(getattr(batches, "_num_yielded", 0))
+
+
+def first_index_given(batches: Any) -> Any:
+    """Return what is in the first batch for which workers were asked; None where that is not known."""
+    return _first_indices.get(batches)
 
 
 def _tell_of_each(batches: Any, told: Sequence[OneBatch]) -> None:
@@ -115,16 +128,15 @@ def _tell_of_each(batches: Any, told: Sequence[OneBatch]) -> None:
             each.behind_batch(number)
         return data
 
-    def first_index() -> Any:
+    def next_index() -> Any:
         this: Any = found()
-        del this._next_index  # nobody is told of another
         for each in told:
             each.before_index()
         index = type(this)._next_index(this)
         for each in told:
-            each.behind_index()
+            each.behind_index(index)
         return index
 
     batches._next_data = next_data
     if hasattr(type(batches), "_next_index") and getattr(batches, "_num_workers", 0) == 0:  # workers have got theirs
-        batches._next_index = first_index
+        batches._next_index = next_index

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +38,13 @@ class LoaderEpoch:
     order: DrawnOrder | None = None  # until its first batch was given
     draws_seed: bool = True  # for workers
     reads: bool = True  # whether this process reads them
+    first_index: str = ""  # a digest of what is in its first batch, if that is known
+    last_index: str = ""  # ... and in its latest, of one that was open in a state
+    index: Any = None  # what is in its latest batch, if this process reads it
+    offset: int = 0  # how many batches the script had had of it before it began it in its middle
+    rest_of: LoaderEpoch | None = None  # of the state: what is left of that one would be as long as this one
+    is_at_last: bool = False  # whether it begins with the latest batch of that one, until that was given
+    within: LoaderEpoch | None = None  # of the state: in the midst of which this one has begun
     earlier: LoaderEpoch | None = None  # of the state that was taken over, which this one is again
     again: LoaderEpoch | None = None  # the latest one that is this one, of the state that was taken over, again
     has_ended: bool = False
@@ -52,6 +61,18 @@ class LoaderEpoch:
     def given(self) -> int:
         """Return how many batches were given."""
         return batches_given(self.batches())
+
+    @property
+    def had(self) -> int:
+        """Return how many batches of the whole epoch the script has had."""
+        return self.offset + self.given
+
+    def is_rest(self, mark: Sequence[Any], *, had: int) -> bool:
+        """Return whether a loader with this mark is as long as what is left of this epoch behind so many batches."""
+        length = self.mark[0]
+        if length is None or not 0 < had < length or mark[0] != length - had:
+            return False
+        return list(mark[1:3]) == list(self.mark[1:3]) or mark[3] == self.mark[3]
 
     @property
     def is_left(self) -> bool:
@@ -81,6 +102,12 @@ class LoaderEpoch:
         """Notes from what its order comes, as is known by now."""
         if self.order is not None:
             self.is_drawn, self.moved = self.order.is_drawn, self.order.moved
+
+
+def digest_of(index: Any) -> str:
+    """Return the same for the same samples in each process; nothing where they are named by no value."""
+    text = repr(index)
+    return "" if index is None or " at 0x" in text else hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def mark_of(loader: Any) -> list[Any] | None:

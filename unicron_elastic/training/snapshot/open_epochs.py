@@ -19,11 +19,11 @@ from weakref import ref
 from torch import Generator
 
 from unicron_elastic.compat.loaded import is_initialising
-from unicron_elastic.compat.watching.batches import keeps_workers, watch_batches
+from unicron_elastic.compat.watching.batches import first_index_given, keeps_workers, watch_batches
 from unicron_elastic.compat.watching.optimizers import watch_before_steps
 from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, is_same
-from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, mark_of
+from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, digest_of, mark_of
 from unicron_elastic.training.snapshot.looks import Looks
 from unicron_elastic.training.snapshot.own_generators import OwnGenerators, own_generators
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
@@ -54,7 +54,7 @@ class OpenEpochs:
         self._skips = True  # as far as is known
         self._trained: list[Any] = []  # marks of loaders in whose epochs the script has trained
         self._untrained: list[LoaderEpoch] | None = None  # begun since a state was taken over, until the script trains
-        self._is_told_of_look = False
+        self._is_told_of_look = self._is_told_of_workers = False
         self._has_been_back = False  # at the place at which that state was asked for, since it was taken over
         self._skipping: dict[str, Any] = {}  # where the generators were then, if an epoch was still to be skipped
         self._own, self._looks = OwnGenerators(), Looks()
@@ -101,7 +101,9 @@ class OpenEpochs:
                     "is_drawn": each.is_drawn,
                     "moved": each.moved,
                     "keeps_workers": each.keeps_workers,
-                    "count": each.given,
+                    "count": each.had,
+                    "first_index": each.first_index,
+                    "last_index": digest_of(each.index),
                     "is_look": each.is_looked_at,
                     "is_recent": each.advances or each.given > each.looked,
                     "began": packed(each.began),
@@ -151,17 +153,18 @@ class OpenEpochs:
         if has_skipped:
             self._generators.set(self._moment)
         self._own.begins(loader, mark, is_again=earlier is not None, has_skipped=has_skipped)
-        own, order = own_generators(loader), DrawnOrder(loader, self._generators)
+        own = own_generators(loader)
         if earlier is not None:
             self._awaited = [each for each in self._awaited if each is not earlier]
             self._had = [each for each in self._had if each is not earlier]
             self._again = [*(each for each in self._again if each is not earlier), earlier]
             # It is the same also for who does not skip where the script has seeded it as it did then.
             if earlier.moved and earlier.again is None:
-                earlier.is_drawn = not order.is_as_in(earlier.began, earlier.own_began, earlier.moved)
+                here = DrawnOrder(loader, self._generators)
+                earlier.is_drawn = not here.is_as_in(earlier.began, earlier.own_began, earlier.moved)
             self._put_back(earlier, own)
             self._own.is_put_back(loader)
-            order = DrawnOrder(loader, self._generators)
+        rest_of = None if alike or has_skipped else self._rest_of(mark, own)
         had_workers = mark in self._kept or keeps_workers(loader) if earlier is None else earlier.keeps_workers
         self._kept = [each for each in self._kept if each != mark]
         epoch = LoaderEpoch(
@@ -170,13 +173,14 @@ class OpenEpochs:
             loader=ref(loader),
             keeps_workers=had_workers,
             is_drawn=False,
-            order=order,
+            order=DrawnOrder(loader, self._generators),
             draws_seed=not keeps_workers(loader),
             began=self._generators.states(),
             own_began=[each.get_state() for each in own],
             read={},
             reads=loader.num_workers == 0,
             earlier=earlier,
+            rest_of=rest_of,
         )
         if had_workers and not keeps_workers(loader):
             self._undrawn = epoch, own
@@ -184,6 +188,20 @@ class OpenEpochs:
         if self._untrained is not None:
             self._untrained.append(epoch)
         return epoch
+
+    def _rest_of(self, mark: list[Any], own: Sequence[Generator]) -> LoaderEpoch | None:
+        """Return that of which a loader may be made for what is left; its order may be drawn as it was, to be left out.
+
+        The script may begin it behind its latest batch, or with that once more.
+        """
+        if self._has_gradients():
+            return None
+        left = [each for each in self._awaited if each.is_recent]
+        rests = [each for each in left if any(each.is_rest(mark, had=each.count - again) for again in (0, 1))]
+        if not rests:
+            return None
+        self._put_back(rests[0], own if len(own) == len(rests[0].own_began) else ())
+        return rests[0]
 
     def _note_looks(self, epoch: LoaderEpoch, loader: Any) -> None:
         """Note whether the script may begin this one to look at some batches, and how often it has done so before."""
@@ -242,6 +260,8 @@ class OpenEpochs:
         if noted.order is not None:
             noted.order.has_begun(has_drawn_seed=noted.draws_seed)
             noted.note_order()
+        if not noted.reads:
+            self._note_first(noted, first_index_given(batches))
         self._epochs = [*(each for each in self._living() if each.batches() is not batches), noted]
         return _Batches(self, noted)
 
@@ -258,12 +278,50 @@ class OpenEpochs:
             epoch.read = self._generators.states()
             epoch.first = epoch.first or epoch.read
 
+    def behind_index(self, epoch: LoaderEpoch, index: Any) -> None:
+        """Notes what is in the batch that is about to be read."""
+        epoch.index = index
+        if epoch.order is not None:
+            epoch.order.behind_index()
+            self._note_first(epoch, index)
+
+    def _note_first(self, epoch: LoaderEpoch, index: Any) -> None:
+        """Note with what it begins: in the midst of what it is again, or is the rest of, the script goes on at once.
+
+        The generators are then where the state was kept, or before its last batch if it begins with that. A script that
+        skips in spite of that finds the same as ever.
+        """
+        epoch.first_index = digest_of(index)
+        of, is_again = epoch.rest_of, epoch.earlier is not None and epoch.earlier in self._again
+        is_last = of is not None and not of.is_rest(epoch.mark, had=of.count)
+        if is_again and epoch.earlier is not None:
+            of = epoch.earlier if "" != epoch.earlier.first_index != epoch.first_index != "" else None
+            is_last = of is not None and of.last_index == epoch.first_index
+            epoch.offset = 0 if of is None else of.count - is_last
+        if of is None or self._has_gradients():
+            return
+        epoch.within = of
+        if is_last and of.last_index == epoch.first_index != "":  # so the order is the same
+            self._awaited = [each for each in self._awaited if each is not of]
+        self._generators.set(of.read if is_last and epoch.reads else self._moment)
+        epoch.read = self._generators.states() if epoch.reads else {}
+        epoch.is_at_last = is_last
+        if not epoch.reads and not self._is_told_of_workers:
+            self._is_told_of_workers = True
+            _tell(
+                "the script begins an epoch in its middle, and the workers of its DataLoader draw other numbers than "
+                "without the restart: skip the batches that it has given if they draw any"
+            )
+
     def behind_batch(self, epoch: LoaderEpoch, number: int) -> None:
         """When the script has had of all what it had before, it is where the state was kept."""
         if epoch.order is not None:
             epoch.order.behind_batch()
             epoch.note_order()
             epoch.order = None
+        if epoch.is_at_last:
+            epoch.is_at_last = False
+            self._generators.set(self._moment)
         if (earlier := self._last_again(epoch, number)) is not None:
             self._again.remove(earlier)
             self._had.append(earlier)
@@ -312,7 +370,7 @@ class OpenEpochs:
         """Return what this is again, if this batch is the last that the script had had of it."""
         earlier = epoch.earlier
         is_last = earlier is not None and earlier.count == number and earlier in self._again
-        return earlier if is_last else None
+        return earlier if is_last and not (number == 1 and epoch.within is earlier) else None
 
     def before_step(self, optimizer: Any) -> None:
         """The script trains on what it was given: it skips no more."""
@@ -328,7 +386,9 @@ class OpenEpochs:
             return
         self._untrained, self._had = None, []
         self._own.before_step()
-        awaited, again, self._awaited, self._again = self._awaited, self._again, [], []
+        begun = [each.within for each in self._living()]
+        awaited, self._awaited = self._awaited, []
+        again, self._again = [each for each in self._again if each not in begun], []
         awaited, again = ([each for each in some if each.is_recent] for some in (awaited, again))
         if again:
             self._skips = False
@@ -342,7 +402,7 @@ class OpenEpochs:
         """Return whether there was more than the script had been given when it trained last, as far as is known."""
         lengths = [length for mark, length in self._lengths if mark == epoch.mark]
         length = lengths[0] if epoch.mark[0] is None and lengths else epoch.mark[0]
-        return length is None or epoch.trained < length
+        return length is None or epoch.offset + epoch.trained < length
 
     def _living(self) -> list[LoaderEpoch]:
         self._epochs = [each for each in self._epochs if each.batches() is not None]
@@ -363,9 +423,8 @@ class _Batches:
         if self.epoch.order is not None:
             self.epoch.order.before_index()
 
-    def behind_index(self) -> None:
-        if self.epoch.order is not None:
-            self.epoch.order.behind_index()
+    def behind_index(self, index: Any) -> None:
+        self.epochs.behind_index(self.epoch, index)
 
     def behind_batch(self, number: int) -> None:
         self.epochs.behind_batch(self.epoch, number)
