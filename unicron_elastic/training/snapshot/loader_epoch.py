@@ -47,6 +47,7 @@ class LoaderEpoch:
     within: LoaderEpoch | None = None  # of the state: in the midst of which this one has begun
     earlier: LoaderEpoch | None = None  # of the state that was taken over, which this one is again
     again: LoaderEpoch | None = None  # the latest one that is this one, of the state that was taken over, again
+    is_of_before: bool = False  # whether it was begun before a state was taken over, until it gives a batch
     has_ended: bool = False
     trained: int = 0  # how many were given by the latest optimizer step
     looked: int = 0  # ... and by the latest look

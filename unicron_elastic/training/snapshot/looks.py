@@ -46,6 +46,7 @@ class Looks:
         """
         number = self._begun[tuple(mark)] - list(going_on).count(list(mark))
         self._begun[tuple(mark)] += not is_in_midst
+        _forget_oldest(self._begun)
         return max(number, 0)
 
     def trains(self, on: Iterable[tuple[Sequence[Any], int]], going_on: Iterable[Sequence[Any]]) -> None:
@@ -61,9 +62,7 @@ class Looks:
             elif not self._is_restored:
                 self._known.setdefault(mark, [number])
             self._has_trained.add(mark)
-        for known in (self._begun, self._known):
-            while len(known) > _KINDS_MAX:
-                del known[next(iter(known))]
+        _forget_oldest(self._known)
         self._has_trained &= set(self._known)
 
     def is_look(self, mark: Sequence[Any], begun: int) -> bool:
@@ -85,3 +84,8 @@ class Looks:
         """Return how many there are before each epoch, also the first, as far as is known."""
         first, *others = self._known.get(tuple(mark), [0])
         return first if others == [first] else 0
+
+
+def _forget_oldest(known: dict[Mark, Any]) -> None:
+    while len(known) > _KINDS_MAX:
+        del known[next(iter(known))]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,9 +29,10 @@ from unicron_elastic.training.snapshot.looks import Looks
 from unicron_elastic.training.snapshot.own_generators import OwnGenerators, own_generators
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
 
+_KINDS_MAX = 64  # of loaders that are remembered
+_OR = "samples of that epoch come twice or never"
 _ADVICE = (
-    "give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given. Else samples "
-    "of that epoch come twice or never"
+    f"give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given. Else {_OR}"
 )
 
 
@@ -57,6 +59,7 @@ class OpenEpochs:
         self._is_told_of_look = self._is_told_of_workers = False
         self._has_been_back = False  # at the place at which that state was asked for, since it was taken over
         self._skipping: dict[str, Any] = {}  # where the generators were then, if an epoch was still to be skipped
+        self._left: Counter[tuple[Any, ...]] = Counter()  # by mark, how many of those the script has left
         self._own, self._looks = OwnGenerators(), Looks()
         watch_batches(self)
         watch_before_steps(self)
@@ -123,6 +126,8 @@ class OpenEpochs:
         ]
         # What the script has begun before it takes the state over it does not begin again.
         epochs = [each for each in epochs if not any(_is_begun_already(each, by) for by in self._living())]
+        for each in self._living():
+            each.is_of_before = True
         self._epochs, self._awaited, self._again, self._had = [], [], [], []
         self._skips, self._kept, self._lengths = (
             state["skips"],
@@ -132,6 +137,7 @@ class OpenEpochs:
         self._own.load_state_dict(state.get("own", []))
         self._looks.load_state_dict(state.get("looks", []))
         self._has_been_back, self._skipping = False, {}
+        self._left.clear()
         self._trained, self._untrained, self._moment = list(state.get("trained", [])), [], self._generators.states()
         if self._skips and all(each.began for each in epochs):
             self._awaited = epochs
@@ -186,7 +192,8 @@ class OpenEpochs:
             self._undrawn = epoch, own
         self._note_looks(epoch, loader)
         if self._untrained is not None:
-            self._untrained.append(epoch)
+            self._left.update(tuple(each.mark) for each in self._untrained if each.is_left)
+            self._untrained = [*(each for each in self._untrained if not each.is_left), epoch]
         return epoch
 
     def _rest_of(self, mark: list[Any], own: Sequence[Generator]) -> LoaderEpoch | None:
@@ -210,7 +217,8 @@ class OpenEpochs:
         alike = [each for each in self._living() if each.mark == epoch.mark]
         epoch.is_in_midst = any(each.trained and self._is_open(each) for each in alike)
         epoch.looks = self._looks.begins(epoch.mark, going_on, is_in_midst=epoch.is_in_midst)
-        epoch.is_look = self._looks.is_look(epoch.mark, [each.mark for each in self._untrained or ()].count(epoch.mark))
+        begun = [each.mark for each in self._untrained or ()].count(epoch.mark) + self._left[tuple(epoch.mark)]
+        epoch.is_look = self._looks.is_look(epoch.mark, begun)
         for each in passed:
             each.passer, each.passed_at = epoch, each.given
 
@@ -224,10 +232,11 @@ class OpenEpochs:
         It skips whole epochs up to the end of one, and the next may be that in which it goes on; or it has looked at
         some batches, which it does not before each epoch.
         """
-        since = [each for each in self._untrained or () if each.mark == mark and each.is_left_for(loader)]
+        left = [each for each in self._untrained or () if each.mark == mark and each.is_left_for(loader)]
+        since = self._left[tuple(mark)] + len(left)
         if not since or mark not in self._trained or self._has_gradients():
             return False
-        has_skipped = self._looks.is_at_state(mark, len(since))
+        has_skipped = self._looks.is_at_state(mark, since)
         if has_skipped and not self._is_told_of_look and not self._looks.is_known(mark):
             self._is_told_of_look = True
             _tell(
@@ -319,6 +328,8 @@ class OpenEpochs:
             epoch.order.behind_batch()
             epoch.note_order()
             epoch.order = None
+        if epoch.is_of_before:
+            self._tell_of_before(epoch)
         if epoch.is_at_last:
             epoch.is_at_last = False
             self._generators.set(self._moment)
@@ -327,6 +338,15 @@ class OpenEpochs:
             self._had.append(earlier)
             if not self._again:
                 self._generators.set(self._moment)
+
+    def _tell_of_before(self, epoch: LoaderEpoch) -> None:
+        """Tell of an epoch that was begun before the state was taken over, with which the script goes on."""
+        epoch.is_of_before = False
+        awaited = [each for each in self._awaited if each.mark == epoch.mark and each.is_recent]
+        if self._untrained is None or not epoch.is_drawn or not (awaited or epoch.mark in self._trained):
+            return
+        self._awaited = [each for each in self._awaited if each not in awaited]
+        _tell(f"an iterator over the DataLoader was made before restore(), so that {_OR}: make it behind that call")
 
     def end(self, epoch: LoaderEpoch) -> None:
         """Note that it has given all: the script is not in its middle any more."""
@@ -380,11 +400,12 @@ class OpenEpochs:
             self._looks.trains(first, [each.mark for each in self._untrained_on() if not each.given])
         for each in given:
             if each.mark not in self._trained:
-                self._trained.append(each.mark)
+                self._trained = [*self._trained[1 - _KINDS_MAX :], each.mark]
             each.trained = each.given
         if self._untrained is None or is_initialising(optimizer):
             return
         self._untrained, self._had = None, []
+        self._left.clear()
         self._own.before_step()
         begun = [each.within for each in self._living()]
         awaited, self._awaited = self._awaited, []

@@ -15,6 +15,7 @@ from weakref import ref
 import torch
 from torch import Generator, Tensor
 
+_GONE_MAX = 64  # loaders that are gone of which something is known, for others like them
 _SAMPLERS = "torch.utils.data.sampler"
 
 
@@ -81,6 +82,9 @@ class OwnGenerators:
         draws = self._of(loader, mark, _states(own))
         if draws is None:
             draws = OwnDraws(mark=mark, first=_states(own), latest=_states(own))
+            gone = [each for each in self._draws if each.kept is None and each.loader() is None]
+            for each in gone[: max(len(gone) - _GONE_MAX, 0)]:
+                self._draws.remove(each)
             self._draws.append(draws)
         elif draws.kept is not None and not is_again and _goes_on(draws, own, has_skipped=has_skipped):
             _put_on(draws, loader, own)
