@@ -177,3 +177,42 @@ def test_a_state_that_was_kept_without_modes_leaves_them_alone(capfd: pytest.Cap
     run.load_state_dict(state)
     assert not model[1].training
     assert capfd.readouterr().err == ""
+
+
+def test_a_module_beside_the_model_is_trained_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:
+    """As the second network of a GAN, whose layers a script freezes on its way."""
+
+    def begun() -> tuple[nn.Sequential, Run]:
+        model, other = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 1))
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], 0.1)
+        return other, Run(model=model, optimizer=optimizer, other=other)
+
+    other, run = begun()
+    other[0].weight.requires_grad_(False)
+    other[1].eval()
+    run.snapshot(3)
+    state = run.state_dict()
+    other, run = begun()
+    run.load_state_dict(state)
+    assert [each.requires_grad for each in other.parameters()] == [False, True, True, True]
+    assert [each.training for each in other] == [True, False, True]
+    said = capfd.readouterr().err
+    assert "has frozen 1 parameter (other.0.weight) that this rank trains" in said
+    assert "has 1 module (other.1) in evaluation mode that this rank has in training mode: so does this one now" in said
+
+
+def test_a_module_in_an_evaluation_is_left_in_its_mode_and_one_of_another_kind_alone() -> None:
+    def begun(*layers: nn.Module) -> tuple[nn.Sequential, Run]:
+        model, other = nn.Linear(2, 2), nn.Sequential(*layers)
+        return other, Run(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), other=other)
+
+    other, run = begun(nn.Linear(2, 2), nn.Dropout(0.5))
+    other.eval()
+    way = run.state_dict()["way"]
+    other, run = begun(nn.Linear(2, 2), nn.Dropout(0.5))
+    run._engine.take_way(way)
+    assert other.training
+    other[0].weight.requires_grad_(False)
+    way = run.state_dict()["way"]
+    other, run = begun(nn.Dropout(0.5))
+    run._engine.take_way(way)

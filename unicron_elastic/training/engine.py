@@ -149,6 +149,7 @@ class Engine:
             lambda: self.until,
             randomness=randomness,
             schedulers=[each for each in registered.objects.values() if isinstance(each, LRScheduler)],
+            others={name: Trainable(each, f"{name}.") for name, each in modules.items() if each is not model},
         )
         self._randomness = randomness
         self._is_reproducible = is_reproducible

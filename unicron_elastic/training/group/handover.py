@@ -6,7 +6,7 @@ Scripts unfreeze layers and add them to their optimizer in one step alone, which
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -54,9 +54,11 @@ class Handover:
         *,
         randomness: Randomness,
         schedulers: Sequence[LRScheduler] = (),
+        others: Mapping[str, Trainable] | None = None,
     ) -> None:
-        """``until``: the total of the steps that this process is in."""
+        """``until``: the total of the steps that this process is in; ``others``: of modules that are not the model."""
         self._schedulers = schedulers
+        self._others = others or {}
         self._run = run
         self._randomness = randomness
         self._until = until
@@ -97,10 +99,40 @@ class Handover:
         In a loop of its own it may be anywhere. In an evaluation, where the whole model is, modes are left to it: where
         it begins again it has that behind it, and may change them back nowhere.
         """
-        model = self._trainable.present()
-        if not is_in_steps and not self._trainable.is_in_training:
-            del model["in_training"]
-        return {"model": model, "is_in_steps": is_in_steps, **self._values_and_groups()}
+        is_evaluating = not is_in_steps and not self._trainable.is_in_training
+
+        def trained(of: Trainable) -> dict[str, Any]:
+            present = of.present()
+            if is_evaluating or not (is_in_steps or of.is_in_training):
+                del present["in_training"]
+            return present
+
+        return {
+            "model": trained(self._trainable),
+            "others": {name: trained(each) for name, each in self._others.items()},
+            "is_in_steps": is_in_steps,
+            **self._values_and_groups(),
+        }
+
+    def _parts(self, way: Mapping[str, Any]) -> Iterator[tuple[Trainable, Mapping[str, Any]]]:
+        """Yield the model and the other modules, with what is trained of them on this way.
+
+        Before ``steps()`` this look at the model is nobody else's.
+        """
+        self._trainable.look()
+        model = way.get("model", way)
+        if all(end <= len(self._trainable.parameters) for _, end in model["trained"]):
+            yield self._trainable, model  # else it is another model, and will say so
+        yield from self._parts_of_others(way)
+
+    def _parts_of_others(self, way: Mapping[str, Any]) -> Iterator[tuple[Trainable, Mapping[str, Any]]]:
+        """Yield those of the modules that are not the model, if they have as many parameters and modules here."""
+        for name, part in way.get("others", {}).items():
+            if (other := self._others.get(name)) is not None:
+                other.look()
+                ends = {"trained": len(other.parameters), "in_training": len(other.modules)}
+                if all(end <= count for what, count in ends.items() for _, end in part.get(what, ())):
+                    yield other, part
 
     def take_groups(self, way: Mapping[str, Any]) -> None:
         """Adds the groups that optimizers were given on the way, if they have all that were there before."""
@@ -120,16 +152,16 @@ class Handover:
         if way.get("is_in_steps", "in_training" in model):  # older ones have modes in steps alone, and do not say so
             self._take_trained(way)
             return ""
-        self._trainable.look()  # before steps() that is nobody else's look
-        trained = positions_of(model["trained"], len(self._trainable.parameters), "parameters")
-        otherwise = self._trainable.tell_apart(trained)
+        told = []
+        for trainable, part in self._parts(way):
+            told.append(trainable.tell_apart(positions_of(part["trained"], len(trainable.parameters), "parameters")))
+            if model is not way and "in_training" in part:
+                in_training = positions_of(part["in_training"], len(trainable.modules), "modules")
+                told.append(trainable.tell_modes_apart(in_training))
+        otherwise = " and ".join(each for each in told if each)
         if model is way:
             whose = "run.restore() leaves it to the script which parameters are trained, and the one that saved"
             return otherwise and f"{whose} {otherwise}"
-        if "in_training" in model:
-            in_training = positions_of(model["in_training"], len(self._trainable.modules), "modules")
-            modes = self._trainable.tell_modes_apart(in_training)
-            otherwise = " and ".join(each for each in (otherwise, modes) if each)
         self._take_trained(way)
         return otherwise and f"the script whose state run.restore() has taken over {otherwise}: so does this one now"
 
@@ -141,17 +173,18 @@ class Handover:
         model = way.get("model", way)
         if model is way or way.get("is_in_steps", "in_training" in model):
             return ""
-        self._trainable.look()
-        parameters, own = self._trainable.parameters, self._trainable.positions
-        if any(end > len(parameters) for _, end in model["trained"]):
-            return ""  # it is another model, and will say so
-        trained = positions_of(model["trained"], len(parameters), "parameters")
+        return next((why for each in self._parts(way) if (why := self._why_not_reduced(*each))), "")
+
+    def _why_not_reduced(self, trainable: Trainable, part: Mapping[str, Any]) -> str:
+        """Return why a DistributedDataParallel would not reduce what is trained of this; "" if it does, or is none."""
+        parameters, own = trainable.parameters, trainable.positions
+        trained = positions_of(part["trained"], len(parameters), "parameters")
         if trained == own:
             return ""
         wrong = unfit(parameters, trained - own, own - trained)
         if not any(wrong):
             return ""
-        otherwise = self._trainable.tell_apart(own ^ (wrong.trained | wrong.frozen))
+        otherwise = trainable.tell_apart(own ^ (wrong.trained | wrong.frozen))
         right = "build it behind run.restore(), for which Run takes the model itself"
         or_else = "" if wrong.trained else ", or with find_unused_parameters=True"
         why = f"there the script {otherwise}, and DistributedDataParallel was built for what this rank trains"
@@ -186,6 +219,8 @@ class Handover:
 
     def _take_trained(self, state: Mapping[str, Any]) -> None:
         self._trainable.load_state_dict(state["model"])
+        for other, part in self._parts_of_others(state):
+            other.load_state_dict(part)
         self._values.load_state_dict(state["values"])
 
     def _values_and_groups(self) -> dict[str, Any]:

@@ -30,10 +30,14 @@ def _counted(what: str, names: Sequence[str], count: int) -> str:
 
 
 class Trainable:
-    """`Trainable` knows what of ``model`` was trained when it was last looked at: at the beginning of a step."""
+    """`Trainable` knows what of ``model`` was trained when it was last looked at: at the beginning of a step.
 
-    def __init__(self, model: nn.Module) -> None:
+    ``prefix``: what its names begin with for people.
+    """
+
+    def __init__(self, model: nn.Module, prefix: str = "") -> None:
         self._model = model
+        self._prefix = prefix
         self._key: tuple[list[Any], list[bool]] = ([], [])
         self.modules: list[nn.Module] = []  # all, each once
         self.parameters: list[nn.Parameter] = []  # all, each once; positions are those in this list
@@ -73,7 +77,8 @@ class Trainable:
 
     def name(self, parameter: Tensor) -> str:
         """What the model calls a parameter."""
-        return next((name for name, each in self._model.named_parameters() if each is parameter), "a parameter")
+        names = (name for name, each in self._model.named_parameters() if each is parameter)
+        return next((f"{self._prefix}{name}" for name in names), "a parameter")
 
     def tell_apart(self, trained: frozenset[int]) -> str:
         """What whoever trains the parameters at these positions does otherwise than this process."""
@@ -90,11 +95,12 @@ class Trainable:
             ("has {} in training mode that this rank has in evaluation mode", in_training - own),
             ("has {} in evaluation mode that this rank has in training mode", own - in_training),
         )
-        names = {id(module): name for name, module in self._model.named_modules()}
+        names = {id(module): f"{self._prefix}{name}" for name, module in self._model.named_modules()}
 
         def named(positions: frozenset[int]) -> str:
             found = [
-                names.get(id(self.modules[position])) or "the model" for position in sorted(positions)[:_NAMES_MAX]
+                names.get(id(self.modules[position]), "").strip(".") or "the model"
+                for position in sorted(positions)[:_NAMES_MAX]
             ]
             return _counted("module", found, len(positions))
 
