@@ -60,6 +60,36 @@ def test_masters_go_on_where_they_were(by: Callable[[Masters, Masters, Path], No
         assert torch.equal(mine, theirs)
 
 
+class Adapted(nn.Module):
+    """A model whose ``state_dict`` has its head alone, and that is trained as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 3), nn.Linear(3, 1)
+        self.tied = self.head.weight
+
+    def state_dict(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        whole = super().state_dict(*arguments, **named)
+        return {name: each for name, each in whole.items() if name.startswith("head")}
+
+    def load_state_dict(self, state_dict: Any, *_: Any, **__: Any) -> Any:
+        return super().load_state_dict(state_dict, strict=False)
+
+
+def test_what_a_model_s_own_state_leaves_out_goes_on_where_it_was() -> None:
+    def made(seed: int) -> tuple[Adapted, Run]:
+        torch.manual_seed(seed)
+        model = Adapted()
+        return model, Run(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+
+    (one, mine), (other, theirs) = made(0), made(1)
+    state = mine.state_dict()
+    assert [list(each.shape) for each in state["loose"]["optimizer"]] == [[3, 3], [3]], "and not what is tied"
+    theirs.load_state_dict(state)
+    for here, there in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
 def test_each_is_found_once_and_none_of_a_module_s() -> None:
     model, head, own = nn.Linear(2, 2), nn.Linear(2, 1), nn.Parameter(torch.zeros(3))
     inner = torch.optim.SGD([*model.parameters(), own], 0.1)

@@ -124,10 +124,9 @@ class Registered:
             if name in state and name != MODEL and isinstance(each, nn.Module)
         }
 
-    def loose(self, names: Iterable[str] | None = None) -> dict[str, list[Tensor]]:
-        """Return the parameters of optimizers, of all or those with these ``names``, that no registered module has."""
-        found = loose_state(self.objects)
-        return found if names is None else {name: found[name] for name in names if name in found}
+    def loose(self, state: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+        """Return the parameters of the optimizers in ``state`` which the state of no registered module has."""
+        return {name: each for name, each in loose_state(self.objects, state).items() if name in state}
 
     def load(
         self,
@@ -180,7 +179,7 @@ class _Some:
         return {
             "state": state,
             "hidden": self._registered.hidden(state),
-            "loose": self._registered.loose(self._names),
+            "loose": self._registered.loose(state),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

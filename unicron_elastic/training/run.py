@@ -308,13 +308,13 @@ class Run:
         Raises TypeError that names what does not give its state.
         """
         state = self._registered.state()
-        hidden = self._registered.hidden(state)
+        hidden, loose = self._registered.hidden(state), self._registered.loose(state)
         state["model"] = self._engine.at_rest(state["model"])
         return {
             "state": state,
             "buffers": buffers.given(self._engine.named_buffers(), state["model"]),
             "hidden": hidden,
-            "loose": self._registered.loose(),
+            "loose": loose,
             "steps": self._engine.steps_made,
             "random": self._randomness.state_dict(),
             **({} if self._engine.is_member else self._of_own_loop()),
