@@ -75,7 +75,7 @@ class SnapshotWriter:
         self._gpu: GpuCopier | None = None
         self._thread: threading.Thread | None = None
         self.is_off = False  # there was not enough memory, for one
-        self._is_careful = False  # the script has changed tensors while they were copied
+        self.is_careful = False  # the script has changed tensors while they were copied
 
     def begin(
         self, layout: Layout, tensors: list[Tensor], about: dict[str, Any], tell: Tell, marks: Marks | None = None
@@ -96,7 +96,7 @@ class SnapshotWriter:
             atexit.register(self._end, thread)
         self._latest = _Job(layout, tensors, _ready(tensors), about, _changes(tensors), marks)
         self._jobs.put(self._latest)
-        if self._is_careful:
+        if self.is_careful:
             self.wait_copied()
 
     def wait(self) -> None:
@@ -128,9 +128,9 @@ class SnapshotWriter:
             job.forget_tensors()
 
     def _be_careful(self, job: _Job) -> None:
-        if self._is_careful:
+        if self.is_careful:
             return
-        self._is_careful = True
+        self.is_careful = True
         sys.stderr.write(
             f"unicron: the snapshot after {job.about['step']} steps is not kept, as weights were changed while it was "
             "copied; from now on each is copied before the step begins.\n"

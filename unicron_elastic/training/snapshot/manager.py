@@ -35,7 +35,8 @@ from unicron_elastic.state.snapshot.newest_common import (
 )
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
-from unicron_elastic.state.snapshot.writer import SnapshotWriter
+from unicron_elastic.state.snapshot.writer import Marks, SnapshotWriter
+from unicron_elastic.training.snapshot.marks_of_numbers import MarksOfNumbers
 from unicron_elastic.training.snapshot.marks_of_shards import MarksOfShards
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.step.running_statistics import has_own_statistics
@@ -98,6 +99,7 @@ class SnapshotManager:
         self._peer_every = peer_every
         self._writer = SnapshotWriter(files=3 if peer_every else 2)
         self._storage: Storage | None = None
+        self._count = 0  # of the snapshots that this process has begun
         self._begun: int | None = None  # the number of the snapshot that was begun last
         self._restores = False
         self.is_wanted = False  # the job is to wait: a snapshot of the next step, whichever it is
@@ -142,10 +144,21 @@ class SnapshotManager:
             "is_for_peer": bool(self._peer_every and step % self._peer_every == 0),
         }
         watch_before_steps(self._writer)
-        shards = [each for each in unchanging if local_of(each) is not each]
-        self._writer.begin(layout, tensors, about, _tell_agent, MarksOfShards(shards) if shards else None)
+        self._writer.begin(layout, tensors, about, _tell_agent, self._marks(unchanging))
         self._begun = step
         return True
+
+    def _marks(self, unchanging: Sequence[Tensor]) -> Marks | None:
+        """Return what tells whether any has changed while it is copied, beside torch's own counts.
+
+        All numbers are looked at in the first snapshot, the second, the fourth and so on: who changes weights behind
+        torch's back does so in each step.
+        """
+        shards = [each for each in unchanging if local_of(each) is not each]
+        marks = MarksOfShards(shards) if shards else None
+        self._count += 1
+        is_thorough = self._count.bit_count() == 1 and not self._writer.is_careful
+        return MarksOfNumbers(unchanging, marks) if is_thorough else marks
 
     def note_reached(self, step: int) -> None:
         """Writes down where the job has come to, for who restores an earlier state."""
