@@ -20,13 +20,17 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What all members of ``world`` said, by rank, the ``ordinal``-th time they met; ``buckets``: in all."""
+    """What all members of ``world`` said, by rank, the ``ordinal``-th time they met; ``buckets``: in all.
+
+    ``has_begun``: the process that logged it had computed something of the step that all are in.
+    """
 
     at_ns: int
     world: int
     ordinal: int
     buckets: int
     said: tuple[Said, ...]
+    has_begun: bool
 
 
 @dataclass
@@ -74,9 +78,9 @@ def parse(slot: int, life: int, pid: int, text: str) -> ProcessLog:
             case "said":
                 world = int(words[0])
                 ordinal = sum(each.world == world for each in log.agreements)
-                log.agreements.append(
-                    Agreement(int(time_ns), world, ordinal, int(words[1]), tuple(map(_said, words[2:])))
-                )
+                said = tuple(map(_said, words[2:]))
+                has_begun = {each.state for each in said} == {step for step, _ in log.micro_batches[-1:]}
+                log.agreements.append(Agreement(int(time_ns), world, ordinal, int(words[1]), said, has_begun))
             case "end":
                 log.end = bytes.fromhex(words[0])
             case _:

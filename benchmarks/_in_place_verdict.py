@@ -144,8 +144,11 @@ def _recomputed(
     told = [record["micro_batches_recomputed"] for record in records]
     known = [each for each in told if each is not None]
     met = [each for log in logs for each in log.agreements if not _is_grown(each, case, logs)]
+    begun = {
+        (each.world, each.ordinal) for each in met if each.has_begun
+    }  # else it is dealt, and nothing of it is lost
     given = {(each.world, each.ordinal): _lost(each) for each in met}
-    lost = [each for _, each in sorted(given.items()) if each]
+    lost = [each for key, each in sorted(given.items()) if each and key in begun]
     problems = []
     if case.kind == "exit-0":  # the end of a member that ends by itself is no incident
         return None, problems
