@@ -149,6 +149,8 @@ def _recomputed(
     }  # else it is dealt, and nothing of it is lost
     given = {(each.world, each.ordinal): _lost(each) for each in met}
     lost = [each for key, each in sorted(given.items()) if each and key in begun]
+    late = {each.world for each in met if len({said.state for said in each.said}) > 1}
+    of_late = [each for (world, _), each in sorted(given.items()) if world in late]
     problems = []
     if case.kind == "exit-0":  # the end of a member that ends by itself is no incident
         return None, problems
@@ -164,19 +166,22 @@ def _recomputed(
     if case.kind == "sever" and lost:
         problems.append(f"nobody was lost, but {sorted(lost[0])} were dealt anew")
     if len(case.strikes) == len(case.lost):
-        problems += _deal(case, lost)
+        problems += _deal(case, lost, of_late)
     return sum(known) if known else None, problems
 
 
-def _deal(case: Case, lost: Sequence[frozenset[int]]) -> Iterator[str]:
-    """After one fault: what is dealt anew is what the lost ranks had, if it was needed at all."""
+def _deal(case: Case, lost: Sequence[frozenset[int]], of_late: Sequence[frozenset[int]]) -> Iterator[str]:
+    """After one fault: what is dealt anew is what the lost ranks had, if it was needed at all.
+
+    ``of_late``: and what one had not begun that has made the step before late, with the sums of another.
+    """
     theirs = {
         index
         for slot in case.lost
         for index in range(slot * MICRO_BATCHES // case.ranks, (slot + 1) * MICRO_BATCHES // case.ranks)
     }
     for each in lost:
-        if each != theirs:
+        if each != theirs and not (theirs < each and each in of_late):
             yield f"{sorted(each)} were dealt anew, and the lost ranks had {sorted(theirs)}"
     if case.must_recompute and not lost:
         yield f"{sorted(theirs)} were not dealt anew, although nobody could have the reduced gradients"
