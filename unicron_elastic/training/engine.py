@@ -79,7 +79,8 @@ from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.sendable import Stateful, check_sendable
 from unicron_elastic.training.group.servant import NotGivenError, Servant
 from unicron_elastic.training.group.signs import Effort, Signs
-from unicron_elastic.training.registered import Registered, about_unlike
+from unicron_elastic.training.inner_changes import InnerChanges
+from unicron_elastic.training.registered import Registered, ValuesOfScript, about_unlike
 from unicron_elastic.training.replica_driver import ReplicaDriver, Result
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.snapshot.gate import StateGate
@@ -141,6 +142,7 @@ class Engine:
         self._optimizers = [each for each in registered.objects.values() if isinstance(each, Optimizer)]
         modules = {name: each for name, each in registered.objects.items() if isinstance(each, nn.Module)}
         self._values = ModuleValues(modules)
+        self._inner_changes = InnerChanges(registered.objects, ValuesOfScript)
         self._registered = Handover(
             state,
             self._trainable,
@@ -246,6 +248,7 @@ class Engine:
         self._lay_out()
         self.guard.look(self._trainable.parameters)
         self._randomness.keep()
+        self._inner_changes.begin()
         return self._indices(self._driver.post(StepBegun())) or []
 
     def _load_again(self) -> None:
@@ -313,6 +316,8 @@ class Engine:
             self._buffers.settle(gradients.shared())
         self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size > 1)
         self._values.end_step()
+        if why := self._inner_changes.end():
+            self._tell_people(why)
         self._randomness.give_back()
         self.guard.is_reduced(self._trainable.trained)
         self.reports.begin_shares(assembly.world, (self.until, self.state))
