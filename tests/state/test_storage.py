@@ -269,6 +269,8 @@ def test_wrong_arguments_are_one_sentence(tmp_path: Path) -> None:
     _, _, run = make()
     with pytest.raises(ValueError, match="keep must be 1 or more, got 0"):
         run.save(tmp_path, 1, keep=0)
+    with pytest.raises(ValueError, match="step must be 0 or more, got -4"):
+        run.save(tmp_path, -4)
     with pytest.raises(ValueError, match="step and every must be 0 or more, got -1 and 1"):
         run.snapshot(-1)
 

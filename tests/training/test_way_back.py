@@ -201,6 +201,21 @@ def test_a_module_beside_the_model_is_trained_as_it_was(capfd: pytest.CaptureFix
     assert "has 1 module (other.1) in evaluation mode that this rank has in training mode: so does this one now" in said
 
 
+def test_a_newcomer_has_the_modes_of_a_module_beside_the_model() -> None:
+    def begun() -> tuple[nn.Sequential, Handover]:
+        model, other = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
+        run = Run(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), other=other)
+        return other, run._engine._registered
+
+    other, given = begun()
+    other[1].eval()
+    other[0].bias.requires_grad_(False)
+    newcomer, taking = begun()
+    taking.load_state_dict(given.state_dict())
+    assert [each.training for each in newcomer] == [True, False]
+    assert [each.requires_grad for each in newcomer.parameters()] == [True, False]
+
+
 def test_a_module_in_an_evaluation_is_left_in_its_mode_and_one_of_another_kind_alone() -> None:
     def begun(*layers: nn.Module) -> tuple[nn.Sequential, Run]:
         model, other = nn.Linear(2, 2), nn.Sequential(*layers)

@@ -245,11 +245,13 @@ class Run:
 
         All ranks call it. A newcomer that passes by the steps of earlier ``steps()`` writes nothing. What goes wrong
         there is said once, and ends nothing. From the first ``steps()`` on it is a request, as ``snapshot`` is, which
-        ``wait_saved`` and the end of the script carry out, too. Raises ValueError for a ``keep`` below 1 and there for
-        another step than the script is in, and TypeError for a state that cannot be written; of a request that is told,
-        and ends nothing.
+        ``wait_saved`` and the end of the script carry out, too. Raises ValueError for a ``keep`` below 1, for negative
+        steps and there for another step than the script is in, and TypeError for a state that cannot be written; of a
+        request that is told, and ends nothing.
         """
         step, keep = whole_number("step", step), whole_number("keep", keep)
+        if step < 0:
+            raise ValueError(f"step must be 0 or more, got {step}")
         if keep < 1:
             raise ValueError(f"keep must be 1 or more, got {keep}: the newest state always stays")
         if self._engine.is_passing:

@@ -87,6 +87,7 @@ class Handover:
             "run": run,
             "script": self._script,
             "model": self._trainable.state_dict(),
+            "others": {name: each.present() for name, each in self._others.items()},
             **self._values_and_groups(),
             "until": self._until(),
             "yielded": self._randomness.yielded,
