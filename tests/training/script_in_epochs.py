@@ -82,6 +82,7 @@ class Script:
                 optimizer.zero_grad()
                 if self._is_behind:
                     self._keep(run, step + 1)
+        vars(run).clear()  # its process would end: nothing of it watches the loaders of the next one
         return seen
 
     def _keep(self, run: Run, step: int) -> None:
