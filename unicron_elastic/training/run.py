@@ -192,7 +192,8 @@ class Run:
 
         It comes from this host's memory, from a neighbouring node's, or from ``folder``, where ``save`` put it. All
         ranks call it, after ``init_process_group`` if there is one; a replacement in ``steps()`` gets 0, and its state
-        from the others. Raises ValueError if the state is of something else than is registered here.
+        from the others. Raises ValueError if something else is registered here than the state has, and what
+        ``load_state_dict`` raises for a state that does not fit.
         """
         self._requests.carry_out()
         return self._snapshots.restore(folder)
