@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,19 @@ def test_a_newcomer_has_the_modes_of_a_module_beside_the_model() -> None:
     taking.load_state_dict(given.state_dict())
     assert [each.training for each in newcomer] == [True, False]
     assert [each.requires_grad for each in newcomer.parameters()] == [True, False]
+
+
+def test_a_newcomer_takes_over_an_average_that_was_made_for_inference() -> None:
+    def begun() -> tuple[nn.Module, Handover]:
+        model = nn.Linear(2, 2)
+        with torch.inference_mode():
+            average = copy.deepcopy(model)
+        run = Run(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), average=average)
+        return average, run._engine._registered
+
+    (one, given), (other, taking) = begun(), begun()
+    taking.load_state_dict(given.state_dict())
+    assert torch.equal(one.weight, other.weight)
 
 
 def test_a_module_in_an_evaluation_is_left_in_its_mode_and_one_of_another_kind_alone() -> None:

@@ -134,7 +134,8 @@ class Trainable:
         modules, parameters = walked(self._model)
         trained = positions_of(state["trained"], len(parameters), "parameters")
         for position, parameter in enumerate(parameters):
-            parameter.requires_grad_(position in trained)
+            if parameter.requires_grad != (position in trained):  # that of a tensor made for inference cannot be set
+                parameter.requires_grad_(position in trained)
         if "in_training" in state:
             in_training = positions_of(state["in_training"], len(modules), "modules")
             for position, module in enumerate(modules):
