@@ -47,7 +47,6 @@ DEEP = (
     Bounds(2, (1, 2), losses=1, newcomers=1, grows=True),
     Bounds(2, (2,), micro_batches=3, seats=2, losses=1, breaks=1),
     Bounds(2, (2,), seats=2, losses=1, newcomers=1),
-    Bounds(2, (1,), breaks=1, newcomers=1, grows=True),
     Bounds(3, (2,), losses=2),
     Bounds(3, (1,), losses=1, breaks=1),
     Bounds(3, (1,), losses=1, newcomers=1),
@@ -59,6 +58,8 @@ DEEP = (
     Bounds(2, (2,), buckets=4, overlaps=True, losses=1, breaks=1, additions=2),
     Bounds(2, (1,), buckets=3, overlaps=True, flips=1, losses=1, newcomers=1, additions=1),
 )
+WIDE = (Bounds(2, (1,), breaks=1, newcomers=1, grows=True),)  # of which nobody has seen the end
+WIDE_STATES = 1_000_000
 
 
 def _check(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> Found:
@@ -82,3 +83,10 @@ def test_no_interleaving_breaks_the_protocol(bounds: Bounds, capsys: pytest.Capt
 @pytest.mark.parametrize("bounds", DEEP, ids=str)
 def test_no_interleaving_of_more_breaks_the_protocol(bounds: Bounds, capsys: pytest.CaptureFixture[str]) -> None:
     _check(bounds, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("bounds", WIDE, ids=str)
+def test_nothing_is_wrong_as_far_as_is_seen_of_wider_ones(bounds: Bounds) -> None:
+    assert not explore(bounds, most_states=WIDE_STATES).wrong
