@@ -159,7 +159,10 @@ class Registered:
 
     def digests(self) -> dict[str, str]:
         """Return that of each but the model: the same exactly where the state is."""
-        return {name: f"{digest_of(self.some([name]).state_dict()):x}" for name in self.objects if name != MODEL}
+        whole = self.some(self.objects).state_dict()
+        names = [name for name in self.objects if name != MODEL]
+        parts = {name: {what: {name: each[name]} for what, each in whole.items() if name in each} for name in names}
+        return {name: f"{digest_of(part):x}" for name, part in parts.items()}
 
     def some(self, names: Iterable[str]) -> _Some:
         """Return those with these names, as what can be sent."""
