@@ -248,8 +248,9 @@ class Engine:
         self._lay_out()
         self.guard.look(self._trainable.parameters)
         self._randomness.keep()
-        self._inner_changes.begin()
-        return self._indices(self._driver.post(StepBegun())) or []
+        command = self._driver.post(StepBegun())
+        self._inner_changes.begin()  # in a newcomer that may have brought the others' state once more
+        return self._indices(command) or []
 
     def _load_again(self) -> None:
         """Takes over once more what it has taken before it met the others in the step that begins."""
