@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=8, help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="of a turn (default: %(default)s)")
     parser.add_argument("--reproducible", action="store_true")
+    parser.add_argument(
+        "--other-order", action="store_true", help="the model uses its layers from the last to the first"
+    )
     parser.add_argument("--deadline", type=float, default=900.0, help="seconds (default: %(default)s)")
     args = parser.parse_args()
     print(describe_machine())
@@ -54,7 +57,8 @@ def main() -> None:
 def _worker(args: argparse.Namespace, out: Path) -> list[str]:
     names = ("width", "layers", "samples", "accumulate", "turns", "steps")
     given = [f"--{name}={getattr(args, name)}" for name in names]
-    return [str(WORKER), f"--out={out}", *given, *(["--reproducible"] if args.reproducible else [])]
+    flags = [f"--{name}" for name in ("reproducible", "other-order") if getattr(args, name.replace("-", "_"))]
+    return [str(WORKER), f"--out={out}", *given, *flags]
 
 
 def _program() -> str:

@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--reproducible", action="store_true")
+    parser.add_argument("--other-order", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     models = [_model(args) for _ in range(2)]
@@ -49,8 +50,21 @@ def main() -> None:
 
 def _model(args: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
-    layers = [layer for _ in range(args.layers) for layer in (nn.Linear(args.width, args.width), nn.Tanh())]
-    return nn.Sequential(*layers)
+    return Layers(args.width, args.layers, is_other_order=args.other_order)
+
+
+class Layers(nn.Module):
+    """`Layers` are equal ones; ``is_other_order``: the model has them in another order than it uses them."""
+
+    def __init__(self, width: int, count: int, *, is_other_order: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        self.is_other_order = is_other_order
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers) if self.is_other_order else self.layers:
+            x = layer(x).tanh()
+        return x
 
 
 def _loss(model: nn.Module, x: Tensor) -> Tensor:

@@ -51,6 +51,35 @@ class Training:
         return losses
 
 
+class Head(nn.Module):
+    """`Head` names its parameters in another order than that in which it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 1)
+        self.first = nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_gradients_lie_in_the_order_of_their_use_from_the_second_step_on(reproducible: bool) -> None:
+    training = Training(reproducible=reproducible)
+    training.model = model = Head()
+    training.optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    training.run = Run(model=model, optimizer=training.optimizer, reproducible=reproducible)
+    orders = []
+    for step in training.run.steps(3, MICRO_BATCHES):
+        training.compute(step)
+        gradients = training.run._engine._gradients
+        assert gradients is not None
+        orders.append([id(each) for each in gradients.parameters])
+        training.optimizer.step()
+    own = [id(each) for each in model.parameters()]
+    assert orders == [own, own[2:] + own[:2], own[2:] + own[:2]]
+
+
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_it_trains_as_plain_accumulation_does(reproducible: bool) -> None:
     ours, plain = Training(reproducible=reproducible), Training()

@@ -390,6 +390,65 @@ def test_a_step_is_told_from_another_and_from_one_that_trains_something_else() -
     assert len({*stamps, trainable.stamp(1)}) == 3
 
 
+def _positions_in_order(trainable: Trainable) -> list[int]:
+    place = {id(each): position for position, each in enumerate(trainable.parameters)}
+    return [place[id(each)] for each in trainable.in_order]
+
+
+def _came(trainable: Trainable, *names: str) -> list[torch.Tensor]:
+    return [dict(trainable._model.named_parameters())[name] for name in names]
+
+
+def test_the_order_of_use_is_that_in_which_gradients_came_from_its_end() -> None:
+    net = Net()
+    trainable = Trainable(net)
+    own = list(trainable.in_order)
+    assert own == trainable.trained
+    assert not trainable.knows_order
+    came = _came(trainable, "base.0.bias", "head.bias", "base.0.bias", "head.weight")
+    order = trainable.order_of(came)
+    assert not trainable.look()
+    stamp = trainable.stamp(1)
+    trainable.take_order(order)
+    assert trainable.knows_order
+    assert trainable.look()
+    assert not trainable.look()
+    assert trainable.stamp(1) != stamp
+    used = _came(trainable, "head.weight", "base.0.bias", "head.bias")
+    assert [id(each) for each in trainable.in_order[-3:]] == [id(each) for each in used]
+    without_gradient = [each for each in own if not any(each is other for other in used)]
+    assert [id(each) for each in trainable.in_order[:-3]] == [id(each) for each in without_gradient]
+
+
+def test_the_models_own_order_changes_nothing_and_is_known() -> None:
+    trainable = Trainable(Net())
+    trainable.take_order(trainable.order_of(trainable.trained[::-1]))
+    assert trainable.knows_order
+    assert not trainable.look()
+
+
+def test_who_trains_something_else_learns_the_order_again() -> None:
+    net = Net()
+    trainable = Trainable(net)
+    trainable.take_order(trainable.order_of(trainable.trained))
+    net.head.requires_grad_(False)
+    assert trainable.look()
+    assert not trainable.knows_order
+    assert trainable.in_order == trainable.trained
+
+
+@pytest.mark.parametrize("is_own_order", [False, True])
+def test_a_newcomer_has_the_order_and_knows_that_it_is_known(is_own_order: bool) -> None:
+    source, newcomer = Trainable(Net()), Trainable(Net())
+    source.take_order(source.order_of(source.trained[:: -1 if is_own_order else 1]))
+    source.look()
+    newcomer.load_state_dict(source.state_dict())
+    newcomer.look()
+    assert newcomer.knows_order
+    assert newcomer.stamp(1) == source.stamp(1)
+    assert _positions_in_order(source) == _positions_in_order(newcomer)
+
+
 @pytest.mark.parametrize("change", [nn.Module.double, nn.Module.bfloat16, lambda model: model.half()])
 def test_parameters_of_another_type_are_laid_out_anew(change: Any) -> None:
     model = nn.Linear(2, 2)

@@ -374,13 +374,15 @@ class Job:
         of ``run.steps()``, if there are several. ``reports``: how many reductions follow each step and each call.
         ``is_shaky``: connections break though nobody is lost. ``is_outrun``: whenever a newcomer begins to copy the
         state of somebody, that one is in the next call already. ``is_torn``: what is copied is changed meanwhile.
-        ``is_slow_to_hear``: some ranks hear too late that others have joined.
+        ``is_slow_to_hear``: some ranks hear too late that others have joined. With an odd ``seed`` the model does not
+        use its parameters in its own order.
         """
         self.dice = random.Random(seed)
         self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
         self.is_slow_to_hear = is_slow_to_hear
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
+        self.is_other_order = seed % 2 == 1
         self.plain = Plain(self.totals, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
         self.reported: dict[Any, dict[str, tuple[float, bool]]] = {}  # by rank
@@ -680,10 +682,11 @@ class Buffered(nn.Module):
 
 
 class Model(nn.Module):
-    """Two parameters whose gradients are the data."""
+    """Two parameters whose gradients are the data; ``is_other_order``: the second one is used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_other_order: bool = False) -> None:
         super().__init__()
+        self.is_other_order = is_other_order
         self.first = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
         self.buffered = Buffered().requires_grad_(False)
@@ -691,6 +694,8 @@ class Model(nn.Module):
     def loss(self, step: int, index: int) -> Tensor:
         """Of one micro-batch."""
         values = coefficients(step, index)
+        if self.is_other_order:
+            return (self.second * values[1]).sum() + (self.first * values[0]).sum()
         return (self.first * values[0]).sum() + (self.second * values[1]).sum()
 
     def gradients(self) -> list[list[float] | None]:
@@ -819,7 +824,7 @@ def _report(rank: Rank, run: Run, key: Any) -> None:
 
 def _train(rank: Rank) -> None:
     job = rank.job
-    model = Model()
+    model = Model(is_other_order=job.is_other_order)
     optimizer = optimizer_of(model)
     trail = Trail()
     run = rank.run = Run(model=model, optimizer=optimizer, trail=trail, seed=None, join_patience_s=0.3)

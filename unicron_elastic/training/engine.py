@@ -98,6 +98,7 @@ from unicron_elastic.worker.notices import Left, Parted
 from unicron_elastic.worker.step_count import count_as_step, made_before
 
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
+_ORDER = ""  # among what micro-batch 0 has made: in which order it has used what is trained; no buffer is called so
 
 
 class MissedStepError(RuntimeError):
@@ -292,7 +293,10 @@ class Engine:
         if self._buffers is not None:
             self._buffers.end_micro_batch()
             if index == 0:
-                gradients.made = self._buffers.made(self._device)
+                made = self._buffers.made()
+                if not self._trainable.knows_order:
+                    made[_ORDER] = self._trainable.order_of(gradients.came)
+                gradients.take_made(made, self._device)
 
     def reduce(self) -> list[int] | None:
         """Reduces the gradients. None when that is complete, else more micro-batches that this rank is to compute."""
@@ -313,8 +317,11 @@ class Engine:
         """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,)."""
         gradients, assembly = self._parts()
         gradients.settle()
+        made = gradients.shared()
+        if (order := made.pop(_ORDER, None)) is not None:
+            self._trainable.take_order(order)
         if self._buffers is not None:
-            self._buffers.settle(gradients.shared())
+            self._buffers.settle(made)
         self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size > 1)
         self._values.end_step()
         if why := self._inner_changes.end():
@@ -575,7 +582,7 @@ class Engine:
         is_other = self._trainable.look()
         if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
-        gradients.lay_out(self._trainable.trained, self._trainable.frozen, self._buffers.changes)
+        gradients.lay_out(self._trainable.in_order, self._trainable.frozen, self._buffers.changes)
         assembly.terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
         self._driver.lay_out(len(gradients.buckets))
 

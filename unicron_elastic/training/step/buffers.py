@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from unicron_elastic.compat.tensors import changes_of, copy_each, expanded_axes, is_plain
 from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.exact import bits, check_same
-from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.step.module_values import has_extra_state
 from unicron_elastic.training.step.running_statistics import Statistics
 from unicron_elastic.training.step.wrong_use import WrongUseError
@@ -128,17 +127,11 @@ class Buffers:
             self._check_shapes()
             self._check_extra()
 
-    def made(self, device: torch.device) -> Tensor | None:
-        """What the micro-batch that has just ended made of the buffers, as bytes; None if it has changed none."""
-        changed = self._changed()
-        return pack(changed, device) if changed else None
-
-    def settle(self, made: Tensor | None) -> None:
-        """The buffers as they are after the step, when the changes are reduced; ``made``: of micro-batch 0."""
+    def settle(self, made: dict[str, Tensor]) -> None:
+        """The buffers as they are after the step, when the changes are reduced; ``made``: by micro-batch 0."""
         self._put_back()
         self._statistics.settle(self._before)
-        if made is not None:
-            self._take(unpack(made))
+        self._take(made)
         self.end()
 
     def end(self) -> None:
@@ -152,8 +145,11 @@ class Buffers:
             place.module._buffers[place.leaf] = place.tensor  # which may have been replaced
         copy_each([place.tensor.data for place in intact], [place.before for place in intact])
 
-    def _changed(self) -> dict[str, Tensor]:
-        """Return changed buffers by name; without those of normalization layers, and without caches."""
+    def made(self) -> dict[str, Tensor]:
+        """Return what the micro-batch that has just ended has changed, by name.
+
+        Those of normalization layers are not in it, nor are caches.
+        """
         own = [place for place in self._places.values() if not self._statistics.looks_after(place.module, place.leaf)]
         intact = [place for place in own if place.is_intact]
         others = [place for place in own if not place.is_intact and not place.is_cache]

@@ -14,7 +14,7 @@ notes say how many there are; mostly there are none, and nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
+from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.step.buckets_ready import BucketsReady
 from unicron_elastic.training.step.comparison import written
 from unicron_elastic.training.step.notes import NOTES_DTYPE, Notes, digest_notes, flags, made_bytes
@@ -64,7 +65,8 @@ class Gradients:
     ) -> None:
         self.micro_batches = micro_batches
         self._transport = transport
-        self.made: Tensor | None = None  # the buffers, if this rank has computed micro-batch 0 and it has changed any
+        self._made: Tensor | None = None  # if this rank has computed micro-batch 0, what that has made
+        self.came: list[Tensor] = []  # whose gradients the latest backward pass has added, in that order
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
@@ -129,7 +131,7 @@ class Gradients:
         self._added.clear()
         self._ready.begin_pass()
         self._touched.clear()
-        self.made = None
+        self._made = None
         self._remember()
 
     def take_added(self) -> None:
@@ -144,6 +146,7 @@ class Gradients:
                 "them behind 'for index in step', or each micro-batch's own with parameter.register_hook"
             )
         self._touched.update(self._added)
+        self.came = self._added.copy()
         self._ready.end_pass()
         self._added.clear()
 
@@ -151,6 +154,10 @@ class Gradients:
         """Notes that this rank has computed a micro-batch; autograd has added its gradients."""
         self._notes.add(index, loss)
         self._remember()
+
+    def take_made(self, made: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take what micro-batch 0 has made, for all ranks."""
+        self._made = pack(dict(made), device) if made else None
 
     def check(self) -> None:
         """Raises RuntimeError if a gradient was changed since the latest micro-batch was added, by who tells so.
@@ -215,7 +222,7 @@ class Gradients:
         staged.copy_(each.local[part])
         if each.notes:
             touched = [parameter in self._touched for parameter in self._trained]
-            made = 0 if self.made is None else self.made.numel()
+            made = 0 if self._made is None else self._made.numel()
             touched += [True for _ in self._others]
             self._notes.write(
                 staged[-each.notes :],
@@ -234,8 +241,8 @@ class Gradients:
         source = next(rank for rank, held in enumerate(holdings) if 0 in held)
         if source == self._transport.rank:
             # Of another size if micro-batch 0 was computed again, and made others: then all stay as they were.
-            is_same = self.made is not None and self.made.numel() == room.numel()
-            room.copy_(self.made) if self.made is not None and is_same else room.zero_()
+            is_same = self._made is not None and self._made.numel() == room.numel()
+            room.copy_(self._made) if self._made is not None and is_same else room.zero_()
         return self._transport.share(room, source)
 
     def room(self, bucket: int) -> Tensor:
@@ -264,10 +271,11 @@ class Gradients:
         for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
             parameter.grad = view if is_touched else None
 
-    def shared(self) -> Tensor | None:
-        """The buffers that micro-batch 0 has made, once complete; None if it has changed none."""
+    def shared(self) -> dict[str, Tensor]:
+        """What micro-batch 0 has made, once complete: mostly nothing."""
         made = self.buckets[-1].reduced
-        return made if made.numel() and bool(made.any()) else None
+        shared: dict[str, Tensor] = unpack(made) if made.numel() and bool(made.any()) else {}
+        return shared
 
     def losses(self) -> Tensor:
         """The loss of each micro-batch, (micro_batches,), once settled."""

@@ -1,7 +1,10 @@
-"""Which parameters of a model are trained, and which of its modules are in training mode.
+"""Which parameters of a model are trained, in which order they are used, and which modules are in training mode.
 
 Scripts change both between steps, as in gradual unfreezing, often in one step alone. A newcomer that begins later has
 not run those lines, and gets what they did together with the state.
+
+A model need not name its parameters in the order in which it uses them. The first backward pass of micro-batch 0 shows
+that order; all ranks take it over with what that micro-batch has made, and with the state.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -38,12 +42,15 @@ class Trainable:
     def __init__(self, model: nn.Module, prefix: str = "") -> None:
         self._model = model
         self._prefix = prefix
-        self._key: tuple[list[Any], list[bool]] = ([], [])
+        self._key: tuple[list[Any], list[bool], tuple[int, ...]] = ([], [], ())
         self.modules: list[nn.Module] = []  # all, each once
         self.parameters: list[nn.Parameter] = []  # all, each once; positions are those in this list
         self.trained: list[nn.Parameter] = []
         self.frozen: list[nn.Parameter] = []
         self.positions: frozenset[int] = frozenset()  # of those that are trained
+        self.in_order: list[nn.Parameter] = []  # what is trained, in the order of use as far as that is known
+        self._order: tuple[int, ...] = ()  # their positions, if it is another order than the model's own
+        self._ordered = frozenset[int]()  # the positions of those whose order is known
         self.look()
 
     def look(self) -> bool:
@@ -52,7 +59,7 @@ class Trainable:
         self.modules = modules
         self._modes = [module.training for module in modules]
         flags = [parameter.requires_grad for parameter in parameters]
-        key = ([_identity(each) for each in parameters], flags)
+        key = ([_identity(each) for each in parameters], flags, self._order)
         if key == self._key:
             return False
         self._key = key
@@ -61,11 +68,41 @@ class Trainable:
         self.trained = [self.parameters[position] for position in sorted(self.positions)]
         self.frozen = [parameter for parameter, is_trained in zip(parameters, flags, strict=True) if not is_trained]
         self._ranges = to_ranges(self.positions)
+        is_known = self.positions == frozenset(self._order)
+        self.in_order = [self.parameters[position] for position in self._order] if is_known else self.trained
+        self._layout = f"{self._ranges} {self._order if is_known else ()}"
         return True
 
     def stamp(self, step: int) -> bytes:
         """Four bytes that tell this step, with these parameters, from others."""
-        return hashlib.sha256(f"{step} {self._ranges}".encode()).digest()[:4]
+        return hashlib.sha256(f"{step} {self._layout}".encode()).digest()[:4]
+
+    # -- the order of use ---------------------------------------------------------------------------------------------
+
+    @property
+    def knows_order(self) -> bool:
+        """Return whether it is known in which order the parameters that are trained are used."""
+        return self._ordered == self.positions
+
+    def order_of(self, came: Sequence[Tensor]) -> Tensor:
+        """Return the positions of what is trained in the order of use, by the gradients that ``came`` in one pass.
+
+        A backward pass comes to what was used last first. What got no gradient counts as used before all else.
+        """
+        place = {id(parameter): position for position, parameter in enumerate(self.parameters)}
+        back = dict.fromkeys(place[id(each)] for each in reversed(came))  # to one that is added to twice at the end
+        rest = sorted(self.positions - back.keys())
+        return torch.tensor([*rest, *(position for position in back if position in self.positions)])
+
+    def take_order(self, order: Tensor) -> None:
+        """Take over the order that one rank has seen; the next look tells whether it is another than before."""
+        positions = tuple(order.tolist())
+        self._ordered = frozenset(positions)
+        self._order = () if positions == tuple(sorted(positions)) else positions
+
+    def _known(self) -> dict[str, Any]:
+        """Return what a newcomer must know as well: it may be the next to tell the order, in as many bytes."""
+        return {"order": list(self._order), "ordered": to_ranges(self._ordered)}
 
     def terms(self, micro_batches: int, *, is_reproducible: bool) -> str:
         """What must be the same for all members, in a few words."""
@@ -120,14 +157,14 @@ class Trainable:
     def state_dict(self) -> dict[str, Any]:
         """What was seen at the last look."""
         in_training = [position for position, is_training in enumerate(self._modes) if is_training]
-        return {"trained": self._ranges, "in_training": to_ranges(in_training)}
+        return {"trained": self._ranges, "in_training": to_ranges(in_training), **self._known()}
 
     def present(self) -> dict[str, Any]:
         """The same, as it is now."""
         modules, parameters = walked(self._model)
         trained = [position for position, parameter in enumerate(parameters) if parameter.requires_grad]
         in_training = [position for position, module in enumerate(modules) if module.training]
-        return {"trained": to_ranges(trained), "in_training": to_ranges(in_training)}
+        return {"trained": to_ranges(trained), "in_training": to_ranges(in_training), **self._known()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the model so. Raises ValueError if it has fewer parameters or modules."""
@@ -136,6 +173,8 @@ class Trainable:
         for position, parameter in enumerate(parameters):
             if parameter.requires_grad != (position in trained):  # that of a tensor made for inference cannot be set
                 parameter.requires_grad_(position in trained)
+        self._order = tuple(state.get("order", ()))
+        self._ordered = from_ranges(state.get("ordered", ()), len(parameters))
         if "in_training" in state:
             in_training = positions_of(state["in_training"], len(modules), "modules")
             for position, module in enumerate(modules):
