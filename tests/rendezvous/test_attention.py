@@ -91,12 +91,12 @@ class Lab:
         return self.made[-1]
 
     def end_lease(self, host: str) -> None:
-        """Ends the lease of one, as etcd does when time has passed."""
+        """Ends the lease of one, as etcd does when time has passed; on a slow machine it has done so already."""
         with self.open() as store:
             entry = store.read(JobKeys("job").member(f"{host}/1")).entry
-            assert entry is not None
-            assert entry.lease_id is not None
-            assert store.revoke(entry.lease_id)
+            if entry is not None:
+                assert entry.lease_id is not None
+                store.revoke(entry.lease_id)
 
 
 @pytest.fixture
@@ -127,14 +127,14 @@ def _missing(presence: JobPresence) -> list[Place]:
 def test_whose_lease_ran_out_while_all_stood_is_not_lost(lab: Lab, goes_on: str) -> None:
     mine = lab.join("a", SlowStore)
     lab.join("b", SlowStore)
+    looks: list[tuple[set[str], list[Place]]] = []
+    mine.on_change = lambda: looks.append(({member.node_id for member in mine.view().members}, _missing(mine)))
+    joined = next(member.joined for member in mine.view().members if member.node_id == "b/1")
     SlowStore.stands.set()
     time.sleep(0.8)  # more than two beats, and less than a lease
     if goes_on.startswith("before"):
         SlowStore.stands.clear()
         time.sleep(0.3)
-    looks: list[tuple[set[str], list[Place]]] = []
-    mine.on_change = lambda: looks.append(({member.node_id for member in mine.view().members}, _missing(mine)))
-    joined = next(member.joined for member in mine.view().members if member.node_id == "b/1")
     lab.end_lease("b")
     if goes_on.startswith("after"):
         until(lambda: any("b/1" not in there for there, _ in looks))
