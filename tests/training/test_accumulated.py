@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unicron_elastic.training.run import Run
+from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -230,7 +231,7 @@ def test_while_fsdp2_has_some_that_are_not_reduced_nothing_is_kept_and_that_is_t
             optimizer.zero_grad()
         assert run.snapshot(number + 1) == is_last, number
     assert kept == [EACH, 2 * EACH, 3 * EACH]
-    assert capsys.readouterr().err.count("no snapshot is made while FSDP2 has gradients that are not reduced") == 1
+    assert capsys.readouterr().err.count("no snapshot is made while FSDP has gradients that are not reduced") == 1
     run.save(tmp_path, 3 * EACH)
     run.wait_saved()
     assert capsys.readouterr().err == ""
@@ -239,3 +240,14 @@ def test_while_fsdp2_has_some_that_are_not_reduced_nothing_is_kept_and_that_is_t
     run.save(tmp_path, 3 * EACH)
     run.wait_saved()
     assert "run.save() was called between two optimizer steps" in capsys.readouterr().err
+
+
+def test_a_gradient_of_another_shape_is_not_reduced_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    """As those that FSDP1 has behind ``no_sync()``."""
+    layer = nn.Linear(2, 2)
+    gradients = AccumulatedGradients([layer])
+    layer.weight.grad = torch.ones(2, 2)
+    assert gradients.can_be_kept()
+    layer.weight.data = torch.ones(2)
+    assert not gradients.can_be_kept()
+    assert "while FSDP has gradients that are not reduced, as in no_sync()" in capsys.readouterr().err

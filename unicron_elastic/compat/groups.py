@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from unicron_elastic.compat.expectations import Feature, lacks
 
-__all__ = ["BuiltFor", "fake_store", "gloo_made_by", "reduce_in_python", "reduced_by", "set_ranks"]
+__all__ = ["BuiltFor", "fake_store", "gloo_made_by", "hook_states", "reduce_in_python", "reduced_by", "set_ranks"]
 
 
 @contextlib.contextmanager
@@ -80,6 +80,11 @@ def reduced_by(module: Any) -> BuiltFor | None:
     reduced = [each for bucket in module.reducer._get_zeros_like_grad_buckets() for each in bucket.parameters()]
     may_lack = bool(module.find_unused_parameters or module.static_graph)
     return BuiltFor(list(module._module_parameters), reduced, may_lack, module.process_group.size() == 1)
+
+
+def hook_states(module: Any) -> list[Any]:
+    """Return the states of the communication hooks of a DistributedDataParallel; none if torch does not keep them."""
+    return [state for _, state in getattr(module, "_comm_hooks", ())]
 
 
 def set_ranks(group: ProcessGroup, ranks: list[int]) -> None:

@@ -94,11 +94,14 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def has_unreduced(model: nn.Module) -> bool:
-    """Return whether FSDP2 holds gradients of the model that it has not reduced yet: no parameter's ``.grad`` has them.
+    """Return whether FSDP holds gradients of the model that it has not reduced yet: no parameter's ``.grad`` has them.
 
+    That of FSDP1 is of another shape than its parameter after ``no_sync()``. With FSDP2
     ``set_requires_gradient_sync(False)`` has them stay whole, and ``set_requires_all_reduce(False)`` unlike over the
     replicas, until a later backward pass.
     """
+    if any(each.grad is not None and each.grad.shape != each.shape for each in model.parameters()):
+        return True
     for module in model.modules():
         if (state_of := getattr(module, "_get_fsdp_state", None)) is None:
             continue

@@ -157,10 +157,10 @@ class Registered:
 
     # -- what all ranks begin with, besides the model -----------------------------------------------------------------
 
-    def digests(self) -> dict[str, str]:
-        """Return that of each but the model: the same exactly where the state is."""
-        whole = self.some(self.objects).state_dict()
-        names = [name for name in self.objects if name != MODEL]
+    def digests(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Return that of each but the model, or of those with these ``names``: the same exactly where the state is."""
+        names = [name for name in self.objects if name != MODEL] if names is None else list(names)
+        whole = self.some(self.objects if names is None else names).state_dict()
         parts = {name: {what: {name: each[name]} for what, each in whole.items() if name in each} for name in names}
         return {name: f"{digest_of(part):x}" for name, part in parts.items()}
 

@@ -22,6 +22,7 @@ from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients, 
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.place_of_call import PlaceOfCall
+from unicron_elastic.training.snapshot.replication import BufferSync, Replication, reducers_of
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.snapshot.seldom_due import SeldomDue
 from unicron_elastic.training.step import buffers
@@ -77,6 +78,7 @@ class Run:
         **state: Stateful | dict[str, Any],
     ) -> None:
         check_module("model", model)
+        reducers = reducers_of((model, optimizer, *state.values()))
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         model = self._model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
@@ -86,6 +88,7 @@ class Run:
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
+        self._buffer_sync = BufferSync(reducers)
         self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
         self._place = PlaceOfCall()
         self._requests = Requests(self._wait_kept)
@@ -102,7 +105,6 @@ class Run:
             on_regroup=function("on_regroup", on_regroup or None),
             replicas=Replicas(model, self._registered.objects, whole_number("compare_every", compare_every)),
         )
-        is_replicated = self._is_wrapped if replicated is None else replicated
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
         self._is_in_steps = self._is_told_of_twice = False
@@ -110,8 +112,12 @@ class Run:
         self._snapshots = SnapshotManager(
             self,
             self._registered.objects,
-            is_replicated=is_replicated,
-            may_be_lost=bool(replicated),
+            replication=Replication(
+                self._registered.objects,
+                reducers if self._is_wrapped else (),
+                said=replicated,
+                digests=self._registered.digests,
+            ),
             peer_every=self._peer_snapshot_every,
         )
 
@@ -161,7 +167,7 @@ class Run:
                 "going on, or was left by break, return or an exception, and that step would be trained twice. Let the "
                 "loop end; to stop early, give run.steps() smaller totals and make no further call"
             )
-        self._snapshots.is_replicated, self._snapshots.has_own_parts = True, False
+        self._snapshots.begin_steps()
         self._gradients.is_off = True  # there is none where a step is yielded
         engine = self._engine
         if engine.has_made(total) or not engine.join(total, micro_batches):
@@ -330,6 +336,7 @@ class Run:
         return {
             "epochs": self._epochs.state_dict(),
             "gradients": self._gradients.state_dict(),
+            "buffer_sync": self._buffer_sync.state_dict(),
             "place": self._place.state_dict(),
         }
 
@@ -354,6 +361,7 @@ class Run:
         self._registered.load(state, state_dict.get("hidden", {}), state_dict.get("loose"))
         self._engine.take_way(way)
         self._gradients.load_state_dict(state_dict.get("gradients", {}))
+        self._buffer_sync.load_state_dict(state_dict.get("buffer_sync", ()))
         self._randomness.load_state_dict(state_dict["random"])
         if "epochs" in state_dict:
             self._epochs.load_state_dict(state_dict["epochs"])

@@ -119,7 +119,7 @@ class AccumulatedGradients:
 
     @property
     def are_elsewhere(self) -> bool:
-        """Return whether some are where no state has them, as FSDP2 keeps those that it has not reduced."""
+        """Return whether some are where no state has them, as FSDP keeps those that it has not reduced."""
         return any(has_unreduced(each) for each in self._registered if isinstance(each, nn.Module))
 
     def can_be_kept(self) -> bool:
@@ -129,9 +129,9 @@ class AccumulatedGradients:
         if not self._are_told_elsewhere:
             self._are_told_elsewhere = True
             _tell(
-                "no snapshot is made while FSDP2 has gradients that are not reduced, as in set_requires_gradient_sync("
-                "False): who went on from there would lack them. One is made where snapshot() is called behind the "
-                "optimizer's step"
+                "no snapshot is made while FSDP has gradients that are not reduced, as in no_sync() or "
+                "set_requires_gradient_sync(False): who went on from there would lack them. One is made where "
+                "snapshot() is called behind the optimizer's step"
             )
         return False
 

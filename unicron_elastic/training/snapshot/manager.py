@@ -22,7 +22,7 @@ from torch import Tensor
 from unicron_elastic.compat.tensors import local_of
 from unicron_elastic.compat.watching.optimizers import tells_of_steps, watch_before_steps
 from unicron_elastic.state.layout import flatten, rebuild
-from unicron_elastic.state.snapshot.gather import gathering, own_rank
+from unicron_elastic.state.snapshot.gather import Gather, gathering, own_rank
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.snapshot.newest_common import (
     best_for,
@@ -39,6 +39,7 @@ from unicron_elastic.state.snapshot.writer import Marks, SnapshotWriter
 from unicron_elastic.training.snapshot.marks_of_numbers import MarksOfNumbers
 from unicron_elastic.training.snapshot.marks_of_shards import MarksOfShards
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
+from unicron_elastic.training.snapshot.replication import Replication
 from unicron_elastic.training.step.running_statistics import has_own_statistics
 from unicron_elastic.worker.channel import ChannelClosed
 from unicron_elastic.worker.instructions import SnapshotOffers
@@ -74,9 +75,9 @@ class Keepable(Protocol):
 class SnapshotManager:
     """`SnapshotManager` keeps the state of one run outside of its worker.
 
-    ``stateful`` is what the run registered; the state is the same on all ranks if ``is_replicated``, but for what is of
-    a rank alone, as random numbers, if it ``has_own_parts``. Any state of others will do where those ``may_be_lost``:
-    else one that has them goes before newer ones that do not.
+    ``stateful`` is what the run registered. ``replication`` knows whether the state is the same on all ranks, but for
+    what is of a rank alone, as random numbers, if it ``has_own_parts``. Any state of others will do where those may be
+    lost: else one that has them goes before newer ones that do not.
 
     ``peer_every``: each snapshot of a step that it divides is copied to another node; 0: none.
     """
@@ -86,16 +87,14 @@ class SnapshotManager:
         run: Keepable,
         stateful: Mapping[str, Any],
         *,
-        is_replicated: bool,
-        may_be_lost: bool,
+        replication: Replication,
         peer_every: int,
     ) -> None:
         self._run = run
         self._stateful = stateful
         self._optimizers = [each for each in stateful.values() if isinstance(each, torch.optim.Optimizer)]
-        self.is_replicated = is_replicated
+        self.replication = replication
         self.has_own_parts = True
-        self._may_be_lost = may_be_lost
         self._peer_every = peer_every
         self._writer = SnapshotWriter(files=3 if peer_every else 2)
         self._storage: Storage | None = None
@@ -139,7 +138,7 @@ class SnapshotManager:
             "lineage": self.lineage,
             "rank": rank,
             "world_size": world_size,
-            "is_replicated": self.is_replicated,
+            "is_replicated": self.replication.holds,
             "has_own_parts": self.has_own_parts,
             "is_for_peer": bool(self._peer_every and step % self._peer_every == 0),
         }
@@ -171,7 +170,9 @@ class SnapshotManager:
 
     def _save_asked(self) -> bool:
         """Whether one rank's snapshot alone helps the job, and the script would take it up again."""
-        is_enough = self.is_replicated and (not self.has_own_parts or self._may_be_lost or own_rank()[1] == 1)
+        is_enough = self.replication.holds and (
+            not self.has_own_parts or self.replication.may_be_lost or own_rank()[1] == 1
+        )
         self.is_wanted = is_enough and self._restores and self.is_on
         return self.is_wanted
 
@@ -212,7 +213,7 @@ class SnapshotManager:
         # Another script may read it, which trains and freezes as it likes; without its groups no optimizer loads.
         if way := state["way"]:
             state["way"] = {"optimizers": way["optimizers"], "trained": way["model"]["trained"]}
-        self.storage.save(folder, state, keep=keep, is_replicated=self.is_replicated, rank=rank)
+        self.storage.save(folder, state, keep=keep, is_replicated=self.replication.holds, rank=rank)
 
     def wait_saved(self) -> None:
         """Waits until what was begun is written, or could not be."""
@@ -243,6 +244,7 @@ class SnapshotManager:
         first_said: Sequence[Collection[Key]] | None = None
         refused: list[tuple[int, list[str]]] = []  # of which step, and why, by rank; empty where it is right
         lacks: list[str] = []
+        taken: _Loaded | None = None
         while True:
             token = secrets.randbits(62)
             mine = {
@@ -273,8 +275,9 @@ class SnapshotManager:
             refused.append((chosen[0], [each["why_not"] for each in answers]))
             if loaded is not None and all(each["is_right"] for each in answers):
                 lacks = _notes([each["lacks"] for each in answers])
-                self._take(loaded, rank)
+                self._take(taken := loaded, rank)
                 break
+        self._note_replication(taken, gather, rank)
         self.lineage = said[0]["token"]
         reached, is_restart = [each["reached"] for each in said], any(each["again"] for each in said)
         step = chosen[0] if chosen is not None else 0
@@ -287,6 +290,18 @@ class SnapshotManager:
             answers = answers if chosen is not None else []
             self._tell(step, chosen, notes, answers, behind, took_s=time.monotonic() - began)
         return step
+
+    def _note_replication(self, taken: _Loaded | None, gather: Gather, rank: int) -> None:
+        """Learn whether all ranks have the same: from a snapshot, which knows, else by comparing."""
+        if taken is not None and taken.header is not None:
+            self.replication.take(is_replicated=taken.header.is_replicated)
+        elif (apart := self.replication.compare(gather)) and rank == 0:
+            _say(f"{apart}.")
+
+    def begin_steps(self) -> None:
+        """All ranks are in ``steps()`` now, and have the same state."""
+        self.replication.begin_steps()
+        self.has_own_parts = False
 
     def begin(self) -> None:
         """``steps()`` begins with step 0: says so after a restart if the script has asked for no state of before.
@@ -323,7 +338,7 @@ class SnapshotManager:
 
     def _is_borrowed(self, source: Any, rank: int, world_size: int) -> bool:
         """Whether it lacks what is of this rank, and must not go before an older one that has it."""
-        if self._may_be_lost or not isinstance(source, Local | Remote):
+        if self.replication.may_be_lost or not isinstance(source, Local | Remote):
             return False
         return is_borrowed(source.header, rank, world_size)
 
@@ -332,7 +347,7 @@ class SnapshotManager:
         if loaded.header is not None and loaded.is_of_another(rank):
             whose = loaded.header.rank
             why = f"no state of its own is left of step {step}, and it takes that of rank {whose}"
-        elif loaded.header is None and self.is_replicated and not loaded.state["random"]:
+        elif loaded.header is None and self.replication.holds and not loaded.state["random"]:
             whose, why = 0, "storage has what rank 0 had alone"
         else:
             return ""
