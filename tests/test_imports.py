@@ -83,7 +83,7 @@ MAY_IMPORT = {
     ),
     "megatron": (
         "base compat engine.protocol engine.transport faults planning.model state.storage training training.group "
-        "worker worker.collectives"
+        "training.step worker worker.collectives"
     ),
     ".": "training training.step worker",
     "launcher.export": "launcher.common launcher.config",

@@ -82,6 +82,7 @@ LAYOUTS = {
     "exact": Layout(4, 8, ("--reproducible", "--overlap-grad-reduce")),
     "exact tp2": Layout(4, 4, ("--reproducible", "--tensor=2")),
     "exact pp2": Layout(4, 4, ("--reproducible", "--pipeline=2", "--overlap-grad-reduce")),
+    "exact dropout": Layout(4, 4, ("--reproducible", "--pipeline=2", "--overlap-grad-reduce", "--dropout=0.1")),
     "exact sharded": Layout(4, 8, ("--reproducible", "--distributed-optimizer", "--overlap-grad-reduce")),
     "exact sharded pp2": Layout(4, 4, ("--reproducible", "--distributed-optimizer", "--pipeline=2")),
     "sharded": Layout(4, 8, ("--distributed-optimizer", "--overlap-grad-reduce")),
@@ -103,7 +104,7 @@ POINTS = (
 SINGLE_FAST = {
     ("dp4", "1:1:reduce:kill"),
     ("dp2tp2", "1:1:forward:kill"),
-    ("dp2pp2", "1:1:backward:kill"),
+    ("exact dropout", "1:1:backward:kill"),
 }
 VICTIMS = {  # ranks of whom one each is lost at a point, in turns
     "dp4": (1, 0, 3),

@@ -206,8 +206,8 @@ def build(asked: argparse.Namespace) -> tuple[list[Any], Any, Any]:
         num_layers=asked.layers,
         hidden_size=HIDDEN,
         num_attention_heads=HEADS,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        hidden_dropout=asked.dropout,
+        attention_dropout=asked.dropout,
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
         use_cpu_initialization=True,
@@ -371,6 +371,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--reproducible", action="store_true")
+    parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--strike", action="append", default=[])
     parser.add_argument(

@@ -32,11 +32,11 @@ from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.protocol.handle_member import handle_member
 from unicron_elastic.engine.protocol.member_command import (
     AskEnd,
-    BeAlone,
     Confirm,
     CountTokens,
     Disconnect,
     Drop,
+    EndProcess,
     Evaluate,
     FindNorm,
     MakeStep,
@@ -231,6 +231,8 @@ class MemberMove(interleavings.Move):
             case Commit() | LetGo() | Compute() | ReturnMean() | MakeStep() | Evaluate():
                 self.update(name, pending=None)
                 self.give_to_script(name, command)
+            case EndProcess():
+                self.update(name, has_exited=True, pending=None)
             case AskAgent():
                 self.update(name, pending=Pending("ask"))
             case AwaitWorld():
@@ -241,7 +243,7 @@ class MemberMove(interleavings.Move):
                 self.update(name, pending=Pending("end?"))
             case Say(number=number, said=said):
                 self.speak(name, number, said, "said")
-            case TellReady() | TellBroke() | TellParted() | BeAlone() | Disconnect() | NoteMeeting() | TakeAgain():
+            case TellReady() | TellBroke() | TellParted() | Disconnect() | NoteMeeting() | TakeAgain():
                 self.note(name, command)
             case Clear() | Drop() | Restore():
                 self.change_sums(name, command)

@@ -148,7 +148,7 @@ def test_one_whose_replica_is_lost_sits_out_until_the_others_have_ended() -> Non
     assert isinstance(commands[-1], SitOut)
     assert (member.phase, member.replica) == (ReplicaPhase.SPARE, None)
     member, commands = _told(member, OthersEnded())
-    assert _names(commands) == ["BeAlone", "TellParted", "LetGo"]
+    assert _names(commands) == ["TellParted", "EndProcess"]
     assert member.record == Finished(Standing.APART)
 
 

@@ -170,6 +170,8 @@ class Rank:
             pass
         except NoStateLeft:
             self.job.give_up()
+        except SystemExit:
+            self.job.say(f"{self.name} ends as a spare")
         except BaseException as error:
             if not self.is_dead:
                 self.job.fail(f"{self.name}: {error!r}\n{traceback.format_exc()}")
@@ -366,9 +368,6 @@ class FakeGroups:
             raise Superseded
         if meeting.is_superseded():  # it came while there was nothing to break, and what is begun breaks by itself
             mine.is_broken = True
-
-    def be_alone(self) -> None:
-        self.rank.connection = None
 
     def drop_former(self) -> None:
         """Nothing is kept."""

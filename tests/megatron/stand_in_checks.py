@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from megatron.core.transformer import utils as transformer_utils
 from megatron.core.transformer.module import Float16Module
 
 from unicron_elastic.megatron import cpu_stand_in
+from unicron_elastic.megatron.random_states import RandomStates
 
 SEQUENCE, VOCABULARY, MICRO_BATCHES = 16, 64, 6
 
@@ -211,6 +213,41 @@ def the_gpu_is_the_cpu() -> None:
     assert not torch.cuda.is_available()
 
 
+def _drawn(states: RandomStates, step: int, indices: list[int], draws: int = 0) -> list[list[float]]:
+    """What each micro-batch draws of what ranks share, of what is of one rank, and of Python's, behind other draws."""
+    tracker, found = tensor_parallel.get_cuda_rng_tracker(), []
+
+    def forward(_data: Any, _model: Any) -> None:
+        drawn = [torch.rand(()).item(), random.random()]
+        for name in ("data-parallel-rng", "model-parallel-rng"):
+            with tracker.fork(name):
+                drawn.append(torch.rand(()).item())
+        found.append(drawn)
+
+    torch.rand(draws), random.random()
+    with states.seeding(forward, step, indices) as forward_step:
+        for _ in indices:
+            forward_step(None, "chunk")
+    return found
+
+
+def a_micro_batch_draws_the_same_whoever_computes_it() -> None:
+    """Behind other draws, and beside other micro-batches; what is drawn outside of passes is not touched."""
+    with split():
+        states = RandomStates(["chunk"], torch.device("cpu"))
+        all_of_it = _drawn(states, 3, [0, 1, 2])
+        assert len({number for drawn in all_of_it for number in drawn}) == 12
+        assert _drawn(states, 3, [2, 0], draws=5) == [all_of_it[2], all_of_it[0]]
+        assert _drawn(states, 4, [0]) != all_of_it[:1]
+        before = [torch.get_rng_state(), random.getstate(), tensor_parallel.get_cuda_rng_tracker().get_states()]
+        with states.seeding(lambda _data, _model: torch.rand(3), 5, [0]) as forward_step:
+            forward_step(None, "chunk")
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1] == random.getstate()
+        after = tensor_parallel.get_cuda_rng_tracker().get_states()
+        assert all(torch.equal(state, after[name]) for name, state in before[2].items())
+
+
 def named_random_states_are_independent() -> None:
     """Each state goes on where it stopped, and the one around it does not notice."""
     with split():
@@ -294,6 +331,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     nothing_is_replaced_if_a_place_is_missing,
     standing_in_again_changes_nothing,
     the_gpu_is_the_cpu,
+    a_micro_batch_draws_the_same_whoever_computes_it,
     named_random_states_are_independent,
     recomputing_draws_the_same_dropout,
     optimizers_agree,

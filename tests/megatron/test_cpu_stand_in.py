@@ -32,6 +32,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         "standing_in_again_changes_nothing",
         "the_gpu_is_the_cpu",
         "named_random_states_are_independent",
+        "a_micro_batch_draws_the_same_whoever_computes_it",
         "recomputing_draws_the_same_dropout",
         "optimizers_agree",
         "a_checkpoint_is_loaded",

@@ -25,6 +25,7 @@ from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.checkpoint import Ranks, save
 from unicron_elastic.megatron.groups import Groups, Unsupported
 from unicron_elastic.megatron.members import Members, device_of
+from unicron_elastic.megatron.random_states import RandomStates
 from unicron_elastic.megatron.run import MegatronRun
 from unicron_elastic.megatron.sharded import OptimizerSettings, Sharded
 from unicron_elastic.megatron.state import State
@@ -51,6 +52,7 @@ class ForwardBackward:
         self._run = run
         self._micro_batch = micro_batch
         self._passes = get_forward_backward_func()
+        self._random_states = RandomStates(chunks, device_of(chunks))
         self._tokens = 0
 
     @property
@@ -90,7 +92,7 @@ class ForwardBackward:
             )
 
         is_done = self._run.together(part)
-        if not is_done and not self._run.is_alone and os.environ.get("RANK", "0") == "0":
+        if not is_done and os.environ.get("RANK", "0") == "0":
             sys.stderr.write(
                 f"unicron: the checkpoint of step {self.step} was given up, as ranks were lost or joined meanwhile. "
                 "The training goes on.\n"
@@ -115,7 +117,8 @@ class ForwardBackward:
         iterators = [map(partial(self._micro_batch, step), indices) for _ in self._chunks]
         own = {"num_microbatches": len(indices), "data_iterator": iterators if len(iterators) > 1 else iterators[0]}
         self._tokens = 0
-        return list(self._passes(**{**arguments, **own})), self._tokens
+        with self._random_states.seeding(arguments["forward_step_func"], step, indices) as forward_step:
+            return list(self._passes(**{**arguments, **own, "forward_step_func": forward_step})), self._tokens
 
     def note_tokens(self, _chunks: Any, tokens: Any = None, **_arguments: Any) -> None:
         """Count tokens in the place of ``finalize_model_grads``, right after the passes."""

@@ -6,7 +6,7 @@
 Process groups without peers, of torch's ``fake`` back end: they have sizes and ranks, and their collectives return.
 
 A process that takes the place of a lost one makes process groups and its part of the model before it can join the
-others, who train meanwhile. And a spare that was not needed to the end goes on with its script alone.
+others, who train meanwhile.
 """
 
 from __future__ import annotations
@@ -126,11 +126,6 @@ class Groups:
             is_left=meeting.is_superseded,
         )
         with given_up_when(meeting.is_superseded, number=None):
-            self._make()
-
-    def be_alone(self) -> None:
-        """Makes groups without peers, with the sizes and ranks with which the script began."""
-        with alone(self._rank, self._size):
             self._make()
 
     def _make(self) -> None:

@@ -129,11 +129,6 @@ class Members:
     def _is_over(self) -> bool:
         return self._meeting is not None and self._meeting.is_announced(_OVER)
 
-    def be_alone(self) -> None:
-        """Use process groups without peers: the script may go on."""
-        self._groups.leave()
-        self._groups.be_alone()
-
     def part(self, nothing: Tensor) -> None:
         """End with all others who train, after the last step. Raises what a collective raises."""
         held = [nothing]

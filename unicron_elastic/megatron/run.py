@@ -5,6 +5,7 @@ It posts what the script does, and carries out each command; neither keeps anyth
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -18,11 +19,11 @@ from torch import Tensor
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.engine.protocol.member_command import (
     AskEnd,
-    BeAlone,
     Confirm,
     CountTokens,
     Disconnect,
     Drop,
+    EndProcess,
     Evaluate,
     FindNorm,
     MakeStep,
@@ -160,11 +161,6 @@ class MegatronRun:
         return self._member.has_state
 
     @property
-    def is_alone(self) -> bool:
-        """Whether the others have ended the training without this rank."""
-        return self._member.record == Finished(Standing.APART)
-
-    @property
     def is_partial(self) -> bool:
         """Whether the latest ``total`` is not that of all ranks."""
         return self._latest.is_own
@@ -296,6 +292,9 @@ class MegatronRun:
                 return [self._sit_out()]
             case AskEnd():
                 return [members.ask_end()]
+            case EndProcess(reason=reason):
+                sys.stderr.write(f"unicron: this process, a spare, ends here: {reason} ({self.step}).\n")
+                sys.exit(0)
             case Raise(kind=kind, reason=reason):
                 raise _ERRORS.get(kind, RuntimeError)(reason)
         return self._do_with_others(command) or self._note(command)
@@ -359,8 +358,6 @@ class MegatronRun:
             case TellParted():
                 self._tell_news()
                 self._members.tell(Parted())
-            case BeAlone():
-                self._members.be_alone()
         return []
 
     def _tell_news(self) -> None:

@@ -34,11 +34,11 @@ from unicron_elastic.engine.protocol.handle_by import (
 )
 from unicron_elastic.engine.protocol.member_command import (
     AskEnd,
-    BeAlone,
     Confirm,
     CountTokens,
     Disconnect,
     Drop,
+    EndProcess,
     Evaluate,
     FindNorm,
     MakeStep,
@@ -382,8 +382,8 @@ def _end_handing(member: ReplicaMember, record: Handing, _event: Handed) -> Memb
 
 
 def _hear_end(member: ReplicaMember, _record: Stranded | SittingOut, _event: OthersEnded) -> MemberAnswer:
-    alone = BeAlone(reason="the others have made the last step, and ended")
-    return with_before(_finish(member, Standing.APART), alone)
+    end = EndProcess(reason="the others have made the last step, and what this member has is of an earlier one")
+    return member._replace(record=Finished(Standing.APART)), (_parted(member), end)
 
 
 def _give_up(member: ReplicaMember, record: Stranded, _event: OthersTrain) -> MemberAnswer:
@@ -529,9 +529,12 @@ def _end_gathering(member: ReplicaMember, _record: Parting, _event: Gathered) ->
 
 
 def _finish(member: ReplicaMember, standing: Standing) -> MemberAnswer:
+    return with_before(_let_go(member, Finished(standing), "all steps are made", is_over=True), _parted(member))
+
+
+def _parted(member: ReplicaMember) -> TellParted:
     number = 0 if member.met is None else member.met.number
-    parted = TellParted(number, member.until, reason="nobody needs this member any more")
-    return with_before(_let_go(member, Finished(standing), "all steps are made", is_over=True), parted)
+    return TellParted(number, member.until, reason="nobody needs this member any more")
 
 
 def _begin_no_step(member: ReplicaMember, record: Finished, _event: StepBegun) -> MemberAnswer:
@@ -550,9 +553,8 @@ def _end_averaging(member: ReplicaMember, record: Averaging, _event: Averaged) -
 
 
 def _ask_evaluation(member: ReplicaMember, record: Stepping | Finished, _event: EvaluationAsked) -> MemberAnswer:
-    is_alone = isinstance(record, Finished) and record.standing is Standing.APART
-    if is_alone or (isinstance(record, Stepping) and (record.standing is not Standing.EVEN or member.needs_meeting)):
-        return _let_go(member, record, "the other members of its replica may be elsewhere", is_over=is_alone)
+    if isinstance(record, Stepping) and (record.standing is not Standing.EVEN or member.needs_meeting):
+        return _let_go(member, record, "the other members of its replica may be elsewhere")
     return member._replace(record=Evaluating(record)), (Evaluate(reason="its replica is whole, as far as it knows"),)
 
 

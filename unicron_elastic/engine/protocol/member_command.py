@@ -98,5 +98,5 @@ class AskEnd(MemberCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class BeAlone(MemberCommand):
-    """`BeAlone`: make process groups without others: the script goes on alone."""
+class EndProcess(MemberCommand):
+    """`EndProcess`: end this process, whose script must not go on with what it has."""

@@ -1,0 +1,102 @@
+"""Random numbers of a pass: the same for a micro-batch, whichever replica computes it.
+
+Megatron-Core keeps random states by name beside torch's own: for what the ranks of a tensor-parallel group draw alike,
+and for what each draws for itself (megatron-core 0.16.1: ``tensor_parallel.random``). Each is seeded from the seed with
+which the script began it, so who drew alike still does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+from torch import Tensor
+
+from unicron_elastic.training.step.randomness import Generators
+
+_SHARED = "data-parallel-rng"  # the state of what all ranks of a tensor-parallel group draw alike
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)  # odd, of step to stage
+_SEED_BYTES = 8  # with which the states of generators begin, on the CPU and on GPUs
+
+ForwardStep = Callable[..., Any]  # of the script: (data iterator, model chunk, ...)
+
+
+class RandomStates:
+    """`RandomStates` are those of one rank, of what ``chunks`` draw on ``device``."""
+
+    def __init__(self, chunks: Sequence[Any], device: torch.device) -> None:
+        self._chunks = chunks
+        self._generators = Generators(device)
+        self._stage = 1 + parallel_state.get_pipeline_model_parallel_rank()  # 0: of a state with a name
+
+    @contextmanager
+    def seeding(self, forward_step: ForwardStep, step: int, indices: Sequence[int]) -> Iterator[ForwardStep]:
+        """Yield what to call in the place of ``forward_step`` in passes for these micro-batches of a step.
+
+        Behind them all states are where they were.
+        """
+        tracker = get_cuda_rng_tracker()
+        own, named = self._generators.states(), {name: _state_of(each) for name, each in tracker.get_states().items()}
+        shared = _seed_of(named[_SHARED]) if _SHARED in named else torch.initial_seed()
+        begun = [0] * len(self._chunks)
+
+        def seeded(data: Any, model: Any, *rest: Any, **others: Any) -> Any:
+            chunk = next((number for number, each in enumerate(self._chunks) if each is model), 0)
+            index = indices[begun[chunk]]
+            begun[chunk] += 1
+            self._generators.seed(_mixed(shared, step, index, chunk, self._stage))
+            seeds = {name: _mixed(_seed_of(state), step, index, chunk) for name, state in named.items()}
+            _seed(tracker, seeds)
+            return forward_step(data, model, *rest, **others)
+
+        try:
+            yield seeded
+        finally:
+            self._generators.set(own)
+            _put(tracker, named)
+
+
+def _mixed(seed: int, *numbers: int) -> int:
+    return (seed + sum(number * factor for number, factor in zip(numbers, _FACTORS, strict=False))) % 2**63
+
+
+def _seed_of(state: Tensor) -> int:
+    """Return the seed with which a state began, whatever was drawn since."""
+    return int.from_bytes(bytes(state[:_SEED_BYTES].tolist()), "little")
+
+
+def _state_of(kept: Any) -> Tensor:
+    """Return what a tracker keeps, as a state; where CUDA graphs are captured it keeps generators."""
+    state: Tensor = kept.get_state() if isinstance(kept, torch.Generator) else kept
+    return state
+
+
+def _seed(tracker: Any, seeds: dict[str, int]) -> None:
+    states = tracker.get_states()
+    for name, seed in seeds.items():
+        if isinstance(states[name], torch.Generator):
+            states[name].manual_seed(seed)
+        else:
+            states[name] = _begun(seed, states[name])
+    tracker.set_states(states)
+
+
+def _begun(seed: int, like: Tensor) -> Tensor:
+    """Return the state of a generator of the kind of one with the state ``like`` that begins with this seed."""
+    is_of_cpu = like.numel() == torch.default_generator.get_state().numel()
+    device = torch.device("cpu") if is_of_cpu else torch.device("cuda", torch.cuda.current_device())
+    return torch.Generator(device).manual_seed(seed).get_state()
+
+
+def _put(tracker: Any, states: dict[str, Tensor]) -> None:
+    kept = tracker.get_states()
+    for name, state in states.items():
+        if isinstance(kept[name], torch.Generator):
+            kept[name].set_state(state)
+        else:
+            kept[name] = state
+    tracker.set_states(kept)
