@@ -30,6 +30,7 @@ from unicron_elastic.megatron.run import MegatronRun
 from unicron_elastic.megatron.sharded import OptimizerSettings, Sharded
 from unicron_elastic.megatron.state import State
 from unicron_elastic.training.group.membership import membership
+from unicron_elastic.training.registered import with_state
 from unicron_elastic.worker.worlds import link
 
 SEEN = "0.16"  # of megatron-core: where all places that are used here were seen
@@ -143,12 +144,12 @@ def attach(
     makes, of ``micro_batches`` each, over all replicas together; ``step``: how many are made already, if the script has
     loaded a checkpoint. ``micro_batch(step, index)`` gives what a forward step takes from the data iterator, the same
     on each rank that asks. ``state``: what else a newcomer needs, by name, with ``state_dict`` and ``load_state_dict``,
-    such as the scheduler. ``timeout_s`` is that of collectives. ``reproducible``: gradients are summed up and reduced
-    in fp64 and rounded once, so that whoever is lost, parameters are those of an undisturbed run, bit by bit, where
-    Megatron-Core's own are the same from run to run; that takes 12 bytes more per parameter, and twice the bytes in
-    reductions.
+    such as the scheduler, or a dict. ``timeout_s`` is that of collectives. ``reproducible``: gradients are summed up
+    and reduced in fp64 and rounded once, so that whoever is lost, parameters are those of an undisturbed run, bit by
+    bit, where Megatron-Core's own are the same from run to run; that takes 12 bytes more per parameter, and twice the
+    bytes in reductions.
 
-    Raises Unsupported, a ValueError, for what cannot go on from a failed step.
+    Raises Unsupported, a ValueError, for what cannot go on from a failed step, and TypeError for a state that has none.
     """
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     config = get_model_config(chunks[0])
@@ -159,6 +160,7 @@ def attach(
     groups = Groups([*chunks, optimizer, *state.values()], backend, timeout_s)
     if micro_batches % groups.unit:
         raise ValueError(f"micro_batches must be a multiple of {groups.unit}, the stages of an interleaved pipeline")
+    others = {name: _checked(name, each) for name, each in state.items()}
     members = Members(membership(lambda _key: {}, backend), groups, micro_batches)
     to_agent = link()
     if to_agent is not None:
@@ -169,7 +171,7 @@ def attach(
     run = MegatronRun(
         members=members,
         buckets=Buckets(chunks, members.waiter, groups.keep, is_wide=reproducible),
-        state=State(chunks, optimizer if sharded is None else OptimizerSettings(sharded), state),
+        state=State(chunks, optimizer if sharded is None else OptimizerSettings(sharded), others),
         finish=lambda: finalize(chunks, None),
         counts_tokens=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         and parallel_state.get_tensor_model_parallel_rank() == 0,
@@ -179,11 +181,20 @@ def attach(
         sharded=sharded,
         is_reproducible=reproducible,
     )
-    forward_backward = ForwardBackward(chunks, optimizer, state, run, micro_batch)
+    forward_backward = ForwardBackward(chunks, optimizer, others, run, micro_batch)
     config.finalize_model_grads_func = forward_backward.note_tokens
     optimizer.step = partial(_step, run, optimizer.step)
     optimizer.get_grad_norm = partial(run.norm, optimizer.get_grad_norm)
     return forward_backward
+
+
+def _checked(name: str, each: Any) -> Any:
+    found = with_state(each)
+    if not (hasattr(found, "state_dict") and hasattr(found, "load_state_dict")):
+        raise TypeError(
+            f"{name} must be a dict, or have state_dict and load_state_dict, and a {type(each).__name__} has not"
+        )
+    return found
 
 
 def _step(run: MegatronRun, make: Callable[[], Any]) -> Any:

@@ -41,6 +41,7 @@ from unicron_elastic.megatron.members import device_of
 from unicron_elastic.megatron.state import load_into
 from unicron_elastic.state.storage import manifest
 from unicron_elastic.state.storage.folder import cause_of, why_not_written
+from unicron_elastic.training.registered import with_state
 from unicron_elastic.worker.phases import phase
 from unicron_elastic.worker.step_count import made_before
 
@@ -91,7 +92,7 @@ def save(
     if not own.together(own.prepare):
         return False
     parts = given(chunks, optimizer, ranks.wait)
-    common = {"step": step, "state": {name: each.state_dict() for name, each in state.items()}}
+    common = {"step": step, "state": {name: with_state(each).state_dict() for name, each in state.items()}}
     return own.together(lambda: own.write({**parts, _OURS: common})) and own.together(own.finish)
 
 
@@ -120,7 +121,7 @@ def load(directory: str | os.PathLike[str], model: Any, optimizer: Any, **state:
             take(chunks, optimizer, found)
             for name, each in state.items():
                 if name in found[_OURS]["state"]:
-                    load_into(each, found[_OURS]["state"][name])
+                    load_into(with_state(each), found[_OURS]["state"][name])
             made_before(step)
             return step
         if failed == dist.get_rank():

@@ -88,7 +88,7 @@ class Registered:
     """
 
     def __init__(self, objects: Mapping[str, Stateful | dict[str, Any]]) -> None:
-        given = {name: _with_state(each) for name, each in objects.items()}
+        given = {name: with_state(each) for name, each in objects.items()}
         for name, each in given.items():
             if isinstance(each, type):
                 raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
@@ -190,7 +190,7 @@ class _Some:
         self._registered.load(state["state"], state["hidden"], state["loose"])
 
 
-def _with_state(each: Stateful | dict[str, Any]) -> Stateful:
+def with_state(each: Stateful | dict[str, Any]) -> Stateful:
     """Return it, or what stands for a dict. A class of the script's that is a dict may have a state_dict of its own."""
     if isinstance(each, dict) and not (hasattr(each, "state_dict") or hasattr(each, "load_state_dict")):
         return ValuesOfScript(each)

@@ -33,7 +33,7 @@ def gathering() -> Gather:
     if size == 1:
         return lambda text: [text]
     if dist.is_initialized():
-        return _through_group
+        return gather_through
     if not _stores:
         _stores.append(next(dist.rendezvous("env://"))[0])
     store, count = _stores[0], [0]
@@ -49,18 +49,20 @@ def gathering() -> Gather:
     return gather
 
 
-def _through_group(text: str) -> list[str]:
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+def gather_through(text: str, group: Any = None) -> list[str]:
+    """Return what all members of a process group give, the default one or another, by rank."""
+    is_nccl = dist.get_backend(group) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    sizes = _all_gather(torch.tensor([own.numel()], device=device))
+    sizes = _all_gather(torch.tensor([own.numel()], device=device), group)
     longest = max(int(each) for each in sizes)
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: own.numel()] = own
-    texts = _all_gather(padded.to(device))
+    texts = _all_gather(padded.to(device), group)
     return [bytes(each[: int(size)].cpu().tolist()).decode() for each, size in zip(texts, sizes, strict=True)]
 
 
-def _all_gather(tensor: Any) -> list[Any]:
-    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, tensor)
+def _all_gather(tensor: Any, group: Any) -> list[Any]:
+    found = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, tensor, group=group)
     return found

@@ -1,19 +1,23 @@
 """States in storage, as torch.distributed.checkpoint writes them, with a manifest that says which are whole.
 
-A state that all ranks share is written by rank 0 alone; of one with sharded tensors every rank writes its shards, and a
-job with another number of ranks can read it. Any other state is written by each rank for itself.
+A state that all ranks share is written by rank 0 alone; of one with sharded tensors every rank writes its shards, and
+what else it has that others have not, and a job with another number of ranks can read it. Any other state is written by
+each rank for itself.
 torch's own files are read as torch reads them: whoever can write to the folder can have the job run code.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
 import threading
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
+from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
+from unicron_elastic.state.snapshot.gather import Gather, gather_through
 from unicron_elastic.state.snapshot.shards import Shards, has_shards
 from unicron_elastic.state.storage import manifest
 
@@ -55,12 +61,11 @@ class Stored:
     def _load(self, shards: Shards) -> Any:
         reader = FileSystemReader(self.path)
         sizes = {name: each.size for name, each in reader.read_metadata().state_dict_metadata.items()}
-        own = f"rank{self.rank}/"
-        prefix = "" if "layout" in sizes else own
-        if f"{prefix}layout" not in sizes:
+        named = partial(_place, sizes, self.rank)
+        if (layout_at := named("layout")) not in sizes:
             raise ValueError(f"{self.path} has no state of rank {self.rank}, and the states of other ranks differ")
-        text = torch.empty(sizes[f"{prefix}layout"], dtype=torch.uint8)
-        _read(reader, {f"{prefix}layout": text})
+        text = torch.empty(sizes[layout_at], dtype=torch.uint8)
+        _read(reader, {layout_at: text})
         layout = Layout.parse(bytes(text.numpy()).decode())
         tensors = empty_tensors(layout)
         start = f"random/{self.rank}/"
@@ -71,12 +76,12 @@ class Stored:
         }
         _read(
             reader,
-            {f"{prefix}tensor/{number}": tensor for number, tensor in enumerate(tensors)}
+            {named(f"tensor/{number}"): tensor for number, tensor in enumerate(tensors)}
             | {f"{start}{name}": tensor for name, tensor in random.items()},
         )
         parts: list[Any] = []
         state = shards.spread(rebuild(layout, tensors), parts)
-        _read(reader, {f"{prefix}shard/{number}": part for number, part in enumerate(parts)})
+        _read(reader, {named(f"shard/{number}"): part for number, part in enumerate(parts)})
         return {**state, "random": random}
 
 
@@ -109,9 +114,12 @@ class Storage:
         if is_alone and rank != 0:
             return
         prefix = "" if is_alone or has_shards(state) else f"rank{rank}/"
-        tensors = {**_named(state, prefix), **{f"random/{rank}/{k}": v.clone() for k, v in state["random"].items()}}
         if not is_alone and self._group is None:
             self._group = dist.new_group(backend="gloo")
+        named = _named(state, prefix)
+        if not is_alone and not prefix:
+            named = _own_apart(named, rank, partial(gather_through, group=self._group))
+        tensors = {**named, **{f"random/{rank}/{k}": v.clone() for k, v in state["random"].items()}}
         path = manifest.folder_of(Path(folder), int(state["steps"]))
         plan = _Plan(path, keep, rank, None if is_alone else self._group)
         if plan.group is not None:
@@ -180,6 +188,25 @@ def _named(state: dict[str, Any], prefix: str) -> dict[str, Any]:
     named |= {f"{prefix}tensor/{number}": _copied(tensor) for number, tensor in enumerate(tensors)}
     named |= {f"{prefix}shard/{number}": part for number, part in enumerate(parts)}
     return named
+
+
+def _own_apart(named: dict[str, Any], rank: int, gather: Gather) -> dict[str, Any]:
+    """Give what is not sharded, and not the same on all ranks, a name of this rank's."""
+    digests = {name: digest_of(each) for name, each in named.items() if not name.startswith("shard/")}
+    heard = [json.loads(each) for each in gather(json.dumps(digests))]
+    apart = {name for name, digest in digests.items() if any(each.get(name) != digest for each in heard)}
+    return {f"rank{rank}/{name}" if name in apart else name: each for name, each in named.items()}
+
+
+def _place(sizes: Collection[str], rank: int, name: str) -> str:
+    """Return the name of what a rank reads: its own if there is one, else that of all.
+
+    Of a sharded state it is else rank 0's, as for a rank that the job did not have when that was written.
+    """
+    names = [f"rank{rank}/{name}", name]
+    if "shard/0" in sizes:
+        names.append(f"rank0/{name}")
+    return next((each for each in names if each in sizes), name)
 
 
 def _copied(tensor: Tensor) -> Tensor:
