@@ -81,8 +81,8 @@ from unicron_elastic.recovery.policy import (
     why_none_left,
 )
 from unicron_elastic.recovery.records import judged, open_incident
-from unicron_elastic.recovery.state import JobState, Phase, Worker
-from unicron_elastic.recovery.stopping import end_of_teardown, named, not_told, stop, stop_ending, summon
+from unicron_elastic.recovery.state import JobState, Phase, Worker, named
+from unicron_elastic.recovery.stopping import end_of_teardown, not_told, stop, stop_ending, summon
 
 
 def handle(state: JobState, event: Event) -> tuple[JobState, list[Command]]:

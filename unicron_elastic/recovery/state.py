@@ -317,4 +317,5 @@ def has_anyone_a_part(state: JobState) -> bool:
 
 
 def named(local_ranks: tuple[int, ...]) -> str:
+    """Return what people read, such as "Workers 0, 2"."""
     return f"{'Worker' if len(local_ranks) == 1 else 'Workers'} {', '.join(map(str, local_ranks))}"

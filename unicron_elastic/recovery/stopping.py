@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from unicron_elastic.recovery.commands import Command, KillWorkers, StopWorkers, WakeAt
 from unicron_elastic.recovery.hangs import kill_hung
-from unicron_elastic.recovery.state import JobState, Phase, Worker
+from unicron_elastic.recovery.state import JobState, Phase, Worker, named
 
 
 def stop(state: JobState, at: float, reason: str, *, is_anyone_gone: bool = True) -> tuple[JobState, list[Command]]:
@@ -107,9 +107,3 @@ def not_told(state: JobState) -> tuple[int, ...]:
 
 def _told(state: JobState) -> tuple[int, ...]:
     return tuple(w.local_rank for w in state.running if w.told_to_stop_at is not None)
-
-
-def named(local_ranks: tuple[int, ...]) -> str:
-    """Such as "Workers 0, 2"."""
-    noun = "Worker" if len(local_ranks) == 1 else "Workers"
-    return f"{noun} {', '.join(map(str, local_ranks))}"

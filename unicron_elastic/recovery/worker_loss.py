@@ -64,8 +64,6 @@ from unicron_elastic.recovery.state import (
     named,
 )
 
-OVER = "The training is over: newcomers end."
-
 
 def parted(state: JobState, worker: Worker, event: MemberParted) -> tuple[JobState, list[Command]]:
     """Book that a worker has made its last step: one that has proves that all have who trained with it."""
@@ -149,13 +147,15 @@ def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
 
 def end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
     """End those who have not come to the others before these made their last steps."""
-    late = tuple(worker.local_rank for worker in state.running if is_unneeded(state, worker))
-    for local_rank in late:
-        each = state.find(local_rank)
-        assert each is not None
+    late = [worker for worker in state.running if is_unneeded(state, worker)]
+    for each in late:
         state = state.with_worker(replace(each, part=Part.LOST, was_killed=True))
     state = replace(state, replace_at=None)
-    return state, [KillWorkers(local_ranks=late, reason=OVER)] if late else []
+    if not late:
+        return state, []
+    without = "as the others made their last step without"
+    reason = f"The training is over: {named_ranks(late, f'ends, {without} it', f'end, {without} them')}."
+    return state, [KillWorkers(local_ranks=tuple(each.local_rank for each in late), reason=reason)]
 
 
 def why_not_over(state: JobState) -> str:
