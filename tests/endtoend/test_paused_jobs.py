@@ -187,4 +187,4 @@ def test_a_job_that_the_plan_takes_the_last_node_from_says_what_it_goes_on_with(
         assert (host, step >= before) == ("b", True), run.err
     else:
         assert (host, step) == ("a", 0), run.err
-        assert "Its state that b keeps in memory is not used: the plan has other nodes for it." in run.err
+        assert "It starts without its state that b keeps in memory: the plan has other nodes for it." in run.err

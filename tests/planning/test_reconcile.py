@@ -182,7 +182,7 @@ def test_a_job_that_starts_without_a_state_that_is_there_says_so() -> None:
     for seen, said in (
         (
             (*joining, keeper),
-            f" Its state that {keeper.host} keeps in memory is not used: the plan has other nodes for it.",
+            f" It starts without its state that {keeper.host} keeps in memory: the plan has other nodes for it.",
         ),
         ((joining[0], replace(joining[1], keeps=("a",)), keeper), ""),
         ((*joining, replace(keeper, keeps=("b",))), ""),

@@ -160,7 +160,7 @@ def _without_state(snapshot: ClusterSnapshot, job: str) -> str:
     hosts = [node.host for node in keepers[:KEEPERS_NAMED]]
     more = len(keepers) - len(hosts)
     names = f"{', '.join(hosts)} and {more} more keep" if more else f"{' and '.join(hosts)} {_keep(len(hosts))}"
-    return f" Its state that {names} in memory is not used: the plan has other nodes for it."
+    return f" It starts without its state that {names} in memory: the plan has other nodes for it."
 
 
 def _keep(count: int) -> str:
