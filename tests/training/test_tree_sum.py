@@ -169,6 +169,40 @@ def test_the_shares_of_any_world_give_the_same_bits(
         assert bits(plain) != bits(result), "the order makes no difference here: nothing is tested"
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("micro_batches", [12, 6, 3])
+def test_a_bucket_may_begin_before_its_last_micro_batch_is_added(
+    worlds: Mapping[int, World], world_size: int, micro_batches: int
+) -> None:
+    batch = [[10 * index + place for place in range(len(SHAPES))] for index in range(micro_batches)]
+    batch[-1][1] = batch[0][0] = None
+    dealt = shares(micro_batches, world_size)
+    held = {rank: maximal(indices, micro_batches) for rank, indices in enumerate(dealt)}
+    sums = [TreeSum(parameters(), micro_batches) for _ in range(world_size)]
+    world = worlds[world_size]
+
+    def reduce(rank: int) -> tuple[Tensor, Tensor]:
+        mine, (*first, last) = sums[rank], dealt[rank]
+        compute(mine, first, batch)
+        leave_gradients(mine.parameters, batch[last])
+        buckets = [mine.parameters[:3], mine.parameters[3:]]
+        early = [
+            mine.begin(bucket, world.groups[rank], held, rank, index=last, slot=slot)
+            for slot, bucket in enumerate(buckets)
+        ]
+        assert mine.nodes == maximal(first, micro_batches)
+        mine.add(last)
+        for each in early:
+            each.wait()
+        again = [mine.reduce(bucket, world.groups[rank], held, rank) for bucket in buckets]
+        return torch.cat([each.out for each in early]), torch.cat(again)
+
+    right = bits(sum_of_all(batch))
+    for early, again in world.run(reduce):
+        assert bits(early) == right
+        assert bits(again) == right
+
+
 def test_reducing_leaves_the_partial_sums_and_can_be_done_again(worlds: Mapping[int, World]) -> None:
     batch = [[index, None, 3, 4, index + 50] for index in range(6)]
     sums = [TreeSum(parameters(), 6) for _ in range(2)]

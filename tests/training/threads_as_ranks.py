@@ -305,6 +305,11 @@ class ThreadTransport:
         """As Transport has it."""
         return int(here.rank.in_group())
 
+    @property
+    def size(self) -> int:
+        """As Transport has it."""
+        return int(here.rank.group.world.size)
+
     def connect(self, *_: Any, **__: Any) -> None:
         here.rank.connect()
         self.is_connected, self.is_broken = True, False
@@ -329,6 +334,21 @@ class ThreadTransport:
     def share(self, tensor: Tensor, source: int) -> Begun:
         mine = tensor.clone() if self.rank == source else tensor
         return here.rank.begin(mine, "all", lambda given: given[source])
+
+    def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> Begun:
+        rank, size = self.rank, self.size
+
+        def mine(of_all: dict[int, Tensor]) -> Tensor:
+            parts = []
+            for sender, counted in zip(range(size), counts, strict=True):
+                sizes, data = of_all[sender][:size].long().tolist(), of_all[sender][size:]
+                parts.append(data[sum(sizes[:rank]) :][: sizes[rank]])
+                assert parts[-1].numel() == counted
+            return torch.cat(parts)
+
+        told = torch.cat([torch.tensor(given, dtype=torch.float64), gone.double()])
+        wait = here.rank.come("all", size, told)
+        return Begun(came, lambda: mine(wait()))
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         given = here.rank.exchange("all", here.rank.group.world.size, tensor)
@@ -375,14 +395,14 @@ class Job:
         ``is_shaky``: connections break though nobody is lost. ``is_outrun``: whenever a newcomer begins to copy the
         state of somebody, that one is in the next call already. ``is_torn``: what is copied is changed meanwhile.
         ``is_slow_to_hear``: some ranks hear too late that others have joined. With an odd ``seed`` the model does not
-        use its parameters in its own order.
+        use its parameters in its own order; half of the seeds have reproducible sums.
         """
         self.dice = random.Random(seed)
         self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
         self.is_slow_to_hear = is_slow_to_hear
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
-        self.is_other_order = seed % 2 == 1
+        self.is_other_order, self.is_reproducible = seed % 2 == 1, seed % 4 > 1
         self.plain = Plain(self.totals, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
         self.reported: dict[Any, dict[str, tuple[float, bool]]] = {}  # by rank
@@ -827,7 +847,14 @@ def _train(rank: Rank) -> None:
     model = Model(is_other_order=job.is_other_order)
     optimizer = optimizer_of(model)
     trail = Trail()
-    run = rank.run = Run(model=model, optimizer=optimizer, trail=trail, seed=None, join_patience_s=0.3)
+    run = rank.run = Run(
+        model=model,
+        optimizer=optimizer,
+        trail=trail,
+        seed=None,
+        join_patience_s=0.3,
+        reproducible=job.is_reproducible,
+    )
     for total in job.totals:
         for step in run.steps(total, job.micro_batches):
             time.sleep(STEP_S if job.is_outrun else 0.0)

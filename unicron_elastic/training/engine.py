@@ -284,7 +284,7 @@ class Engine:
         _, assembly = self._parts()
         begins = isinstance(self._driver.post(BucketReady(bucket)), BeginReduce)
         if begins:
-            assembly.begin_reduce(bucket)
+            assembly.begin_reduce(bucket, self._driver.replica.work.holdings)
         return begins
 
     def _take_buffers(self, index: int) -> None:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 from torch.distributed import Work
 
 from unicron_elastic.engine.transport.landing import Marking
 from unicron_elastic.engine.transport.waiter import Waiter
+
+
+class UnderWay(Protocol):
+    """`UnderWay` is what was begun with the other members, and has not ended yet."""
+
+    def follow(self) -> None:
+        """Have what follows come after it. Raises what a collective raises."""
+
+    def wait(self) -> None:
+        """Wait for its result. Raises what a collective raises."""
+
+    def has_ended(self) -> bool:
+        """Wait for the end of a broken one, good or bad; false if it had to be abandoned, and may still write."""
 
 
 class Completion:

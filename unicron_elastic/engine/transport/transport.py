@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store, Work
 
-from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.completion import Completion, UnderWay
 from unicron_elastic.engine.transport.connect import connect_group
 from unicron_elastic.engine.transport.landing import marking_of
 from unicron_elastic.engine.transport.references import count_references, wait_let_go
@@ -99,7 +99,7 @@ class Transport:
         """A reduction has ended well: groups that were left before the one before it are dropped."""
         self._retired, self._former = self._former, []
 
-    def give_up(self, error: Exception, begun: Iterable[Completion]) -> bool:
+    def give_up(self, error: Exception, begun: Iterable[UnderWay]) -> bool:
         """Waits for the end of what was ``begun`` in a world that broke with ``error``.
 
         False if something of it was abandoned and may write into its tensors for ever.

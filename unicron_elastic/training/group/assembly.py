@@ -27,7 +27,7 @@ from unicron_elastic.engine.protocol.replica_event import (
     RoundLeft,
 )
 from unicron_elastic.engine.protocol.said import MismatchError, Said, read, written
-from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.completion import UnderWay
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.engine.transport.transport import Transport
@@ -86,9 +86,9 @@ class Assembly:
         self.rank = 0
         self.said: list[Said] = []
         self._order: CollectiveOrder | None = None
-        self._early: dict[int, Completion] = {}  # buckets that are being reduced while the script computes
+        self._early: dict[int, UnderWay] = {}  # buckets that are being reduced while the script computes
         self._early_error: Exception | None = None  # of the one that did not begin
-        self._broken: tuple[Exception, list[Completion]] | None = None  # why this world is, and what had begun in it
+        self._broken: tuple[Exception, list[UnderWay]] | None = None  # why this world is, and what had begun in it
         self._last_resort: tuple[float, Exception] | None = (
             None  # so long the next world has to come; then this is raised
         )
@@ -200,7 +200,7 @@ class Assembly:
         assert self._broken is not None
         self._membership.tell_broken(self._broken[0])
 
-    def _broke(self, error: Exception, *begun: Completion) -> ReplicaEvent:
+    def _broke(self, error: Exception, *begun: UnderWay) -> ReplicaEvent:
         """Return that it broke. Raises MismatchError, and the error if no other world ever comes after it."""
         self._compare_places()
         self._broken = (error, list(begun))
@@ -278,18 +278,18 @@ class Assembly:
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
-    def begin_reduce(self, bucket: int) -> None:
+    def begin_reduce(self, bucket: int, holdings: Sequence[frozenset[int]]) -> None:
         """Begin to reduce a bucket in the middle of a backward pass: what befalls it there is raised in ``reduce``."""
         if self._early_error is None:
             try:
-                completion = self._gradients.reduce(bucket, (), is_awaited=False)
+                completion = self._gradients.reduce(bucket, holdings, is_awaited=False)
             except BROKEN as error:
                 self._early_error = error
             else:
                 assert completion is not None
                 self._early[bucket] = completion
 
-    def _take_early(self) -> tuple[dict[int, Completion], Exception | None]:
+    def _take_early(self) -> tuple[dict[int, UnderWay], Exception | None]:
         """Return what was begun early, and the error of what was not, and forget both."""
         taken = (self._early, self._early_error)
         self._early, self._early_error = {}, None
@@ -319,7 +319,7 @@ class Assembly:
         self._transport.retire()
         return events
 
-    def _finish(self, buckets: Sequence[int], begun: Mapping[int, Completion], events: list[ReplicaEvent]) -> None:
+    def _finish(self, buckets: Sequence[int], begun: Mapping[int, UnderWay], events: list[ReplicaEvent]) -> None:
         """Wait for these buckets, which are there when the last one is. Raises what a collective raises."""
         completions = [begun[bucket] for bucket in buckets if bucket in begun]
         for each in completions[:-1]:
@@ -385,7 +385,7 @@ class Assembly:
         what: str,
         *,
         is_work: bool = False,
-        begun: dict[int, Completion] | None = None,
+        begun: dict[int, UnderWay] | None = None,
     ) -> ReplicaEvent | None:
         """Do ``what`` all members do; return how it broke, or None.
 
@@ -399,7 +399,7 @@ class Assembly:
             self._order.end()
         return broke
 
-    def _try(self, collective: Callable[[], None], begun: dict[int, Completion] | None = None) -> ReplicaEvent | None:
+    def _try(self, collective: Callable[[], None], begun: dict[int, UnderWay] | None = None) -> ReplicaEvent | None:
         try:
             collective()
         except MismatchError:

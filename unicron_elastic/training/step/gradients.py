@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
-from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.completion import Completion, UnderWay
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
 from unicron_elastic.state.packing import pack, unpack
@@ -201,7 +201,7 @@ class Gradients:
         last = len(self.buckets) - 1
         return range(last), range(last, last + 1)
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Completion | None:
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> UnderWay | None:
         """Begins to sum a bucket over all ranks; ``holdings`` are the micro-batches that each has computed.
 
         None if nothing is to be waited for. Raises what a collective raises.

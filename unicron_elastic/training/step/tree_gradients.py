@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from unicron_elastic.engine.protocol.tree import TreeNode, maximal
-from unicron_elastic.engine.transport.completion import Completion
+from unicron_elastic.engine.transport.completion import UnderWay
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.step.gradients import Gradients
-from unicron_elastic.training.step.tree_sum import TreeSum
+from unicron_elastic.training.step.tree_sum import Summing, TreeSum
 from unicron_elastic.training.step.wrong_use import WrongUseError
+
+EARLY_MAX = 4  # buckets
 
 
 class TreeGradients(Gradients):
@@ -26,6 +28,7 @@ class TreeGradients(Gradients):
         others: Sequence[Tensor] = (),
         bucket_bytes: int | None = None,
     ) -> None:
+        self._computed: set[int] = set()  # in this step
         super().__init__(parameters, micro_batches, transport, others=others, bucket_bytes=bucket_bytes)
         self._holdings: list[frozenset[int]] = []
         self._nodes: dict[int, tuple[TreeNode, ...]] = {}
@@ -35,16 +38,18 @@ class TreeGradients(Gradients):
     ) -> None:
         """Lay out what ``Gradients`` does; the partial sums are gone, too."""
         super().lay_out(parameters, frozen, others)
+        self._early = len(self._reduced_early())
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
     def _reduced_early(self) -> list[list[Tensor]]:
-        """Return none: what a pass has added goes into the sums of subtrees when the pass has ended."""
-        return []
+        """Return those of the first buckets: each that is under way takes memory."""
+        return super()._reduced_early()[:EARLY_MAX]
 
     def begin(self, stamp: bytes = bytes(4)) -> None:
         """Begin with no gradients at all: autograd then leaves those of each micro-batch as they are."""
         super().begin(stamp)
         self._sum.drop()
+        self._computed.clear()
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -52,6 +57,7 @@ class TreeGradients(Gradients):
         """Takes the gradients of a micro-batch."""
         super().add(index, loss)
         self._sum.add(index)
+        self._computed.add(index)
 
     def check(self) -> None:
         """Raises RuntimeError if gradients came from elsewhere."""
@@ -71,10 +77,16 @@ class TreeGradients(Gradients):
         super().settle()
         self._sum.drop()
 
-    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> Completion | None:
-        """Done when it returns: each rank adds one segment in the tree's order, and the sums are gathered."""
+    def reduce(self, bucket: int, holdings: Sequence[frozenset[int]], *, is_awaited: bool) -> UnderWay | None:
+        """Each rank adds one segment in the tree's order, and the sums are gathered.
+
+        What may begin in a backward pass is under way when it returns, and the rest is done: so all ranks exchange in
+        one order, however much each has begun early.
+        """
         if bucket in self.rounds[1]:
             return super().reduce(bucket, holdings, is_awaited=is_awaited)
+        if bucket < self._early:
+            return self._begin(bucket, holdings)
         each = self.buckets[bucket]
         elements = each.reduced.numel() - each.notes
         notes = self.stage(bucket, slice(elements, None), is_awaited=is_awaited)
@@ -83,6 +95,19 @@ class TreeGradients(Gradients):
             held = self._nodes_of(holdings)
             self._sum.reduce(of, self._transport, held, self._transport.rank, out=each.reduced[:elements])
         return self._transport.reduce(notes) if each.notes else None
+
+    def _begin(self, bucket: int, holdings: Sequence[frozenset[int]]) -> Summing:
+        each = self.buckets[bucket]
+        of = [self.parameters[position] for position in each.parameters]
+        held = self._nodes_of(holdings)
+        rank = self._transport.rank
+        index = next(iter(holdings[rank] - self._computed), None)  # the one of the pass that goes on, if one does
+        return self._sum.begin(of, self._transport, held, rank, each.reduced, index=index, slot=bucket)
+
+    def renew(self) -> None:
+        """Take other memory for what is on its way, too."""
+        super().renew()
+        self._sum.forget_scratch()
 
     def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[TreeNode, ...]]:
         """Return nodes by rank; the buckets of a step ask for the same, and mostly those of the next one, too."""

@@ -9,13 +9,13 @@ Memory, in buffers of the size of all gradients: computing k micro-batches in ri
 power of two >= k takes at most ``floor(log2(k)) + 1``, the one that backward is filling counted: 4 for k = 8 and 2
 for k = 2, against 1 for plain accumulation. From any other start it is at most twice that, and in random order it
 may be k / 2. Reducing a bucket of n elements takes (1 + q / W) n elements beside them, with q pieces on all W
-ranks; they are kept for the next bucket, since memory that is new each time costs more than the sum. The result
-takes n more, or ``out``.
+ranks; they are kept for the next bucket in this slot, since memory that is new each time costs more than the sum. The
+result takes n more, or ``out``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -98,8 +98,10 @@ class TreeSum:
             ValueError: the node is not held, or the bucket has unknown parameters, or several dtypes or devices.
         """
         like = self._check(bucket)
+        if node not in self._values:
+            raise ValueError(f"{node} is not held; held are {', '.join(map(str, self.nodes)) or 'none'}")
         flat = like.new_empty(_elements(bucket))
-        self._write(node, bucket, flat)
+        _write(self._of_bucket(bucket)[node], bucket, flat)
         return flat
 
     def reduce(
@@ -130,31 +132,89 @@ class TreeSum:
                 ``out`` does not fit.
             RuntimeError: a collective failed.
         """
-        held = self._check_held(held_by_rank, group.size, rank)
-        _plan(held, self.micro_batches)  # raises unless every micro-batch is there once
+        summing = self.begin(bucket, group, held_by_rank, rank, out)
+        summing.wait()
+        return summing.out
+
+    def begin(
+        self,
+        bucket: Sequence[Tensor],
+        group: Exchanges,
+        held_by_rank: Mapping[int, Sequence[TreeNode]],
+        rank: int,
+        out: Tensor | None = None,
+        *,
+        index: int | None = None,
+        slot: int = 0,
+    ) -> Summing:
+        """Begin what ``reduce`` does, and raise what it raises; more of it is begun where its end is waited for.
+
+        ``index``: a micro-batch of which this bucket has all gradients, and which was not added yet. Of what is under
+        way at once each has another ``slot``.
+        """
         like = self._check(bucket)
+        values = self._of_bucket(bucket, index)
+        held = self._check_held(held_by_rank, group.size, rank, values)
+        _plan(held, self.micro_batches)  # raises unless every micro-batch is there once
         count = _elements(bucket)
         out = like.new_empty(count) if out is None else out
         if (out.shape, out.dtype, out.device) != ((count,), like.dtype, like.device):
             found = f"{tuple(out.shape)} of {out.dtype} on {out.device}"
             raise ValueError(f"out must be ({count},) of {like.dtype} on {like.device}, it is {found}")
         if count == 0:
-            return out
+            return Summing(out, iter(()), self.forget_scratch)
         if len(held) == 1:
-            return out.copy_(_summed({node: self.flat(node, bucket) for node in held[0]}, held, self.micro_batches))
-        try:
-            self._reduce(bucket, group, held, rank, out)
-        except BaseException:
-            self._scratch.clear()  # nobody knows whether the broken collective still writes there
-            raise
-        return out
+            pieces = {node: like.new_empty(count) for node in held[0]}
+            for node, piece in pieces.items():
+                _write(values[node], bucket, piece)
+            out.copy_(_summed(pieces, held, self.micro_batches))
+            return Summing(out, iter(()), self.forget_scratch)
+        given = [values[node] for node in held[rank]]
+        exchanges = self._exchanges(bucket, given, group=group, held=held, rank=rank, out=out, slot=slot)
+        return Summing(out, exchanges, self.forget_scratch)
 
-    def _reduce(self, bucket: Sequence[Tensor], group: Exchanges, held: Held, rank: int, out: Tensor) -> None:
-        """Exchange the pieces by segments, add those of this rank's segment, and exchange the sums."""
+    def forget_scratch(self) -> None:
+        """Take other memory next time: nobody knows whether a broken collective still writes there."""
+        self._scratch.clear()
+
+    def _of_bucket(self, bucket: Sequence[Tensor], index: int | None = None) -> dict[TreeNode, Gradients]:
+        """Return what is held of a bucket's parameters, with those of ``index`` as if they had been added.
+
+        What is held stays as it is: a gradient may still come to this micro-batch.
+        """
+        places = [self._place[id(parameter)] for parameter in bucket]
+        values: dict[TreeNode, Gradients] = {
+            node: [value[place] for place in places]
+            for node, value in sorted(self._values.items(), key=lambda item: item[0].start)
+        }
+        if index is None:
+            return values
+        values[TreeNode(0, index)] = [self._gradient(place) for place in places]
+        for addition in merge(self._values, index, self.micro_batches):
+            left, right = values.pop(addition.left), values.pop(addition.right)
+            alone = [b if a is not None or b is None else b.clone() for a, b in zip(left, right, strict=True)]
+            values[addition.total] = _added([None if each is None else each.clone() for each in left], alone)
+        return dict(sorted(values.items(), key=lambda item: item[0].start))
+
+    def _exchanges(
+        self,
+        bucket: Sequence[Tensor],
+        mine: Sequence[Gradients],
+        *,
+        group: Exchanges,
+        held: Held,
+        rank: int,
+        out: Tensor,
+        slot: int,
+    ) -> Iterator[Completion]:
+        """Exchange the pieces by segments, add those of this rank's segment, and exchange the sums.
+
+        Yields what is to be waited for before it goes on.
+        """
         segments = _segments(out.numel(), len(held))
         size = segments[rank]
-        sent = self._scratch_for(out, "sent", max(out.numel(), len(held) * size))
-        received = self._scratch_for(out, "received", sum(map(len, held)) * size)
+        sent = self._scratch_for(out, f"sent {slot}", max(out.numel(), len(held) * size))
+        received = self._scratch_for(out, f"received {slot}", sum(map(len, held)) * size)
         pieces: dict[TreeNode, Tensor] = {}
         for place in range(max(map(len, held))):
             senders = [place < len(nodes) for nodes in held]
@@ -162,17 +222,16 @@ class TreeSum:
             came = received[begin : begin + sum(senders) * size]
             gone = sent[: out.numel() * senders[rank]]
             if senders[rank]:
-                self._write(held[rank][place], bucket, gone)
+                _write(mine[place], bucket, gone)
             counts = [size * sends for sends in senders]
             given = segments if senders[rank] else [0] * len(held)
-            group.exchange(as_real(came), as_real(gone), counts, given).wait()
+            yield group.exchange(as_real(came), as_real(gone), counts, given)
             nodes = [nodes[place] for nodes, sends in zip(held, senders, strict=True) if sends]
             pieces |= zip(nodes, came.view(len(nodes), size).unbind(), strict=True)
-        mine = _summed(pieces, held, self.micro_batches)
         copies = sent[: len(held) * size]
-        copies.view(len(held), size).copy_(mine)
+        copies.view(len(held), size).copy_(_summed(pieces, held, self.micro_batches))
         # An all-gather by name: gloo's own takes twice the time, and all segments would have to be of one size.
-        group.exchange(as_real(out), as_real(copies), segments, [size] * len(held)).wait()
+        yield group.exchange(as_real(out), as_real(copies), segments, [size] * len(held))
 
     def _scratch_for(self, like: Tensor, use: str, count: int) -> Tensor:
         """``count`` elements as they are; the largest that was asked for is kept."""
@@ -190,19 +249,6 @@ class TreeSum:
         gradient = gradient.resolve_conj()
         return gradient.detach() if gradient.requires_grad else gradient
 
-    def _write(self, node: TreeNode, bucket: Sequence[Tensor], out: Tensor) -> None:
-        """Write the partial sum of ``node`` for the bucket into ``out``, in the order of the parameters' memory."""
-        if node not in self._values:
-            raise ValueError(f"{node} is not held; held are {', '.join(map(str, self.nodes)) or 'none'}")
-        value = self._values[node]
-        gradients = [value[self._place[id(parameter)]] for parameter in bucket]
-        parts = [
-            out.new_zeros(parameter.numel()) if gradient is None else flat_like(parameter, gradient)
-            for parameter, gradient in zip(bucket, gradients, strict=True)
-        ]
-        if parts:
-            torch.cat(parts, out=out)
-
     def _check(self, bucket: Sequence[Tensor]) -> Tensor:
         """A tensor of the bucket's dtype and device."""
         if any(id(parameter) not in self._place for parameter in bucket):
@@ -213,16 +259,52 @@ class TreeSum:
             raise ValueError(f"a bucket must have one dtype on one device, this one has {found}")
         return bucket[0].new_empty(0, dtype=_dtype(bucket[0])) if bucket else torch.empty(0)
 
-    def _check_held(self, held_by_rank: Mapping[int, Sequence[TreeNode]], world_size: int, rank: int) -> Held:
+    def _check_held(
+        self, held_by_rank: Mapping[int, Sequence[TreeNode]], world_size: int, rank: int, nodes: Collection[TreeNode]
+    ) -> Held:
         if sorted(held_by_rank) != list(range(world_size)):
             raise ValueError(
                 f"held_by_rank must name the group's ranks 0 to {world_size - 1}, it names {sorted(held_by_rank)}"
             )
-        if tuple(held_by_rank[rank]) != self.nodes:
-            raise ValueError(
-                f"held_by_rank says {list(held_by_rank[rank])} of rank {rank}, which holds {list(self.nodes)}"
-            )
+        if list(held_by_rank[rank]) != list(nodes):
+            raise ValueError(f"held_by_rank says {list(held_by_rank[rank])} of rank {rank}, which holds {list(nodes)}")
         return tuple(tuple(held_by_rank[other]) for other in range(world_size))
+
+
+class Summing:
+    """`Summing` is the sum of one bucket under way, which ``out`` has at its end."""
+
+    def __init__(self, out: Tensor, exchanges: Iterator[Completion], on_error: Callable[[], None]) -> None:
+        self.out = out
+        self._exchanges = exchanges
+        self._on_error = on_error
+        self._under_way = next(exchanges, None)
+
+    def follow(self) -> None:
+        """Wait for it; raises what a collective raises."""
+        try:
+            while self._under_way is not None:
+                self._under_way.wait()
+                self._under_way = next(self._exchanges, None)
+        except BaseException:
+            self._on_error()
+            raise
+
+    wait = follow
+
+    def has_ended(self) -> bool:
+        """Wait for the end of a broken one, good or bad; false if it had to be abandoned, and may still write."""
+        return self._under_way is None or self._under_way.has_ended()
+
+
+def _write(gradients: Gradients, bucket: Sequence[Tensor], out: Tensor) -> None:
+    """Write those of a bucket into ``out``, in the order of the parameters' memory."""
+    parts = [
+        out.new_zeros(parameter.numel()) if gradient is None else flat_like(parameter, gradient)
+        for parameter, gradient in zip(bucket, gradients, strict=True)
+    ]
+    if parts:
+        torch.cat(parts, out=out)
 
 
 @lru_cache(maxsize=16)  # the buckets of a step ask for the same plan, mostly every step
