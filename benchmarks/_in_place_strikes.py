@@ -128,7 +128,7 @@ class Strikes:
         self._wrap(assembly.Assembly, "reduce", before=lambda *_: self.at("before-reduce"))
         self._wrap(gradients.Gradients, "reduce", after=self._bucket_begun)
         self._wrap(tree_gradients.TreeGradients, "reduce", before=self._name_bucket)
-        self._wrap(tree_sum.TreeSum, "_reduce", exchange=self._watch_exchanges)
+        self._wrap(tree_sum.TreeSum, "begin", exchange=self._watch_exchanges)
         self._wrap(importlib.import_module("torch.optim.adam"), "adam", before=self._count_groups())
         self._wrap(meeting.Meeting, "hear", before=lambda *_: self.at("meeting"))
         self._wrap(interruptible_store.InterruptibleStore, "set", after=lambda *_: self.at("connecting"))
@@ -172,7 +172,7 @@ class Strikes:
         self.at(self._bucket)
 
     def _watch_exchanges(self, sums: Any, bucket: Any, group: Any, *more: Any) -> tuple[Any, ...]:
-        return sums, bucket, _Group(group, more[-1], lambda: self.at(self._bucket)), *more
+        return sums, bucket, _Group(group, more[-1], functools.partial(self.at, self._bucket)), *more
 
     def _count_groups(self) -> Callable[..., None]:
         """The optimizer has two groups of parameters: between them one is new, the other old."""
