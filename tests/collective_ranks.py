@@ -260,6 +260,8 @@ def main() -> None:
     torch.set_num_threads(1)
     backend, what, rank, size, path, *words = sys.argv[1:]
     late.lateness.is_torn = "torn" in words
+    if what == "operations" and "stream" not in words:
+        late.lateness.delay_s = 0.1  # who looks for garbage does so before that, on a slow machine as well
     dist.init_process_group(backend, store=dist.FileStore(path, int(size)), rank=int(rank), world_size=int(size))
     with late.StreamOrder() if "stream" in words else contextlib.nullcontext():
         if what == "operations":
