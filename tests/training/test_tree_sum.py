@@ -186,16 +186,13 @@ def test_a_bucket_may_begin_before_its_last_micro_batch_is_added(
         compute(mine, first, batch)
         leave_gradients(mine.parameters, batch[last])
         buckets = [mine.parameters[:3], mine.parameters[3:]]
-        early = [
-            mine.begin(bucket, world.groups[rank], held, rank, index=last, slot=slot)
-            for slot, bucket in enumerate(buckets)
-        ]
+        early = mine.begin(buckets[0], world.groups[rank], held, rank, index=last)
         assert mine.nodes == maximal(first, micro_batches)
         mine.add(last)
-        for each in early:
-            each.wait()
+        late = mine.reduce(buckets[1], world.groups[rank], held, rank)  # while the first is under way
+        early.wait()
         again = [mine.reduce(bucket, world.groups[rank], held, rank) for bucket in buckets]
-        return torch.cat([each.out for each in early]), torch.cat(again)
+        return torch.cat([early.out, late]), torch.cat(again)
 
     right = bits(sum_of_all(batch))
     for early, again in world.run(reduce):

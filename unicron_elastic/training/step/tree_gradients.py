@@ -102,12 +102,7 @@ class TreeGradients(Gradients):
         held = self._nodes_of(holdings)
         rank = self._transport.rank
         index = next(iter(holdings[rank] - self._computed), None)  # the one of the pass that goes on, if one does
-        return self._sum.begin(of, self._transport, held, rank, each.reduced, index=index, slot=bucket)
-
-    def renew(self) -> None:
-        """Take other memory for what is on its way, too."""
-        super().renew()
-        self._sum.forget_scratch()
+        return self._sum.begin(of, self._transport, held, rank, each.reduced, index=index)
 
     def _nodes_of(self, holdings: Sequence[frozenset[int]]) -> dict[int, tuple[TreeNode, ...]]:
         """Return nodes by rank; the buckets of a step ask for the same, and mostly those of the next one, too."""

@@ -9,13 +9,13 @@ Memory, in buffers of the size of all gradients: computing k micro-batches in ri
 power of two >= k takes at most ``floor(log2(k)) + 1``, the one that backward is filling counted: 4 for k = 8 and 2
 for k = 2, against 1 for plain accumulation. From any other start it is at most twice that, and in random order it
 may be k / 2. Reducing a bucket of n elements takes (1 + q / W) n elements beside them, with q pieces on all W
-ranks; they are kept for the next bucket in this slot, since memory that is new each time costs more than the sum. The
-result takes n more, or ``out``.
+ranks; they are kept for the next bucket, since memory that is new each time costs more than the sum. The result takes
+n more, or ``out``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class TreeSum:
         self.micro_batches = micro_batches
         self._place = {id(parameter): place for place, parameter in enumerate(self.parameters)}
         self._values: dict[TreeNode, Gradients] = {}
-        self._scratch: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._free: list[Tensor] = []  # memory for what is exchanged
 
     @property
     def nodes(self) -> tuple[TreeNode, ...]:
@@ -145,12 +145,10 @@ class TreeSum:
         out: Tensor | None = None,
         *,
         index: int | None = None,
-        slot: int = 0,
     ) -> Summing:
         """Begin what ``reduce`` does, and raise what it raises; more of it is begun where its end is waited for.
 
-        ``index``: a micro-batch of which this bucket has all gradients, and which was not added yet. Of what is under
-        way at once each has another ``slot``.
+        ``index``: a micro-batch of which this bucket has all gradients, and which was not added yet.
         """
         like = self._check(bucket)
         values = self._of_bucket(bucket, index)
@@ -162,20 +160,15 @@ class TreeSum:
             found = f"{tuple(out.shape)} of {out.dtype} on {out.device}"
             raise ValueError(f"out must be ({count},) of {like.dtype} on {like.device}, it is {found}")
         if count == 0:
-            return Summing(out, iter(()), self.forget_scratch)
+            return Summing(out, iter(()))
         if len(held) == 1:
             pieces = {node: like.new_empty(count) for node in held[0]}
             for node, piece in pieces.items():
                 _write(values[node], bucket, piece)
             out.copy_(_summed(pieces, held, self.micro_batches))
-            return Summing(out, iter(()), self.forget_scratch)
+            return Summing(out, iter(()))
         given = [values[node] for node in held[rank]]
-        exchanges = self._exchanges(bucket, given, group=group, held=held, rank=rank, out=out, slot=slot)
-        return Summing(out, exchanges, self.forget_scratch)
-
-    def forget_scratch(self) -> None:
-        """Take other memory next time: nobody knows whether a broken collective still writes there."""
-        self._scratch.clear()
+        return Summing(out, self._exchanges(bucket, given, group=group, held=held, rank=rank, out=out))
 
     def _of_bucket(self, bucket: Sequence[Tensor], index: int | None = None) -> dict[TreeNode, Gradients]:
         """Return what is held of a bucket's parameters, with those of ``index`` as if they had been added.
@@ -205,7 +198,6 @@ class TreeSum:
         held: Held,
         rank: int,
         out: Tensor,
-        slot: int,
     ) -> Iterator[Completion]:
         """Exchange the pieces by segments, add those of this rank's segment, and exchange the sums.
 
@@ -213,8 +205,8 @@ class TreeSum:
         """
         segments = _segments(out.numel(), len(held))
         size = segments[rank]
-        sent = self._scratch_for(out, f"sent {slot}", max(out.numel(), len(held) * size))
-        received = self._scratch_for(out, f"received {slot}", sum(map(len, held)) * size)
+        sent = self._take_scratch(out, max(out.numel(), len(held) * size))
+        received = self._take_scratch(out, sum(map(len, held)) * size)
         pieces: dict[TreeNode, Tensor] = {}
         for place in range(max(map(len, held))):
             senders = [place < len(nodes) for nodes in held]
@@ -232,13 +224,17 @@ class TreeSum:
         copies.view(len(held), size).copy_(_summed(pieces, held, self.micro_batches))
         # An all-gather by name: gloo's own takes twice the time, and all segments would have to be of one size.
         yield group.exchange(as_real(out), as_real(copies), segments, [size] * len(held))
+        self._free += [sent, received]  # not where one has failed: nobody knows whether it still writes there
 
-    def _scratch_for(self, like: Tensor, use: str, count: int) -> Tensor:
-        """``count`` elements as they are; the largest that was asked for is kept."""
-        key = (use, like.dtype, like.device)
-        if key not in self._scratch or self._scratch[key].numel() < count:
-            self._scratch[key] = like.new_empty(count)
-        return self._scratch[key][:count]
+    def _take_scratch(self, like: Tensor, count: int) -> Tensor:
+        """Return ``count`` elements or more, as they are, which nobody else has until they are free again."""
+        fit = [place for place, each in enumerate(self._free) if (each.dtype, each.device) == (like.dtype, like.device)]
+        enough = [place for place in fit if self._free[place].numel() >= count]
+        if enough:
+            return self._free.pop(enough[0])
+        if fit:
+            del self._free[fit[0]]  # it is too small, and would stay so
+        return like.new_empty(count)
 
     def _gradient(self, place: int) -> Tensor | None:
         gradient = self.parameters[place].grad
@@ -274,21 +270,16 @@ class TreeSum:
 class Summing:
     """`Summing` is the sum of one bucket under way, which ``out`` has at its end."""
 
-    def __init__(self, out: Tensor, exchanges: Iterator[Completion], on_error: Callable[[], None]) -> None:
+    def __init__(self, out: Tensor, exchanges: Iterator[Completion]) -> None:
         self.out = out
         self._exchanges = exchanges
-        self._on_error = on_error
         self._under_way = next(exchanges, None)
 
     def follow(self) -> None:
         """Wait for it; raises what a collective raises."""
-        try:
-            while self._under_way is not None:
-                self._under_way.wait()
-                self._under_way = next(self._exchanges, None)
-        except BaseException:
-            self._on_error()
-            raise
+        while self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = next(self._exchanges, None)
 
     wait = follow
 
