@@ -61,3 +61,18 @@ def test_each_rank_reads_its_own_and_one_that_is_new_that_of_rank_0(
     assert found["own"]["position"] == right["own"]["position"]
     assert torch.equal(found["own"]["hidden"], right["own"]["hidden"])
     assert torch.equal(found["alike"]["teacher"], torch.ones(3))
+
+
+def test_a_rank_that_is_lost_while_they_compare_costs_that_state_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    state = {**_state(1.0, 10), "random": {}}
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(dist, "all_gather", broken)
+    storage.Storage().save(tmp_path, state, keep=1, is_replicated=False, rank=0)
+    said = capsys.readouterr().err
+    assert "the state was not saved in" in said
+    assert "Connection closed by peer. The training goes on." in said

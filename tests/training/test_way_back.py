@@ -13,6 +13,7 @@ from torch import nn
 from unicron_elastic import Run
 from unicron_elastic.state.layout import Layout, flatten, rebuild
 from unicron_elastic.training.group.handover import Handover, NotTakenError
+from unicron_elastic.training.snapshot import manager
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 
@@ -245,3 +246,14 @@ def test_a_module_in_an_evaluation_is_left_in_its_mode_and_one_of_another_kind_a
     way = run.state_dict()["way"]
     other, run = begun(nn.Dropout(0.5))
     run._engine.take_way(way)
+
+
+@pytest.mark.parametrize("is_of_steps", [False, True])
+def test_who_reads_of_a_loop_what_rank_0_has_written_says_so(is_of_steps: bool) -> None:
+    _, _, run = made()
+    state: dict[str, Any] = {"random": {}} if is_of_steps else {"random": {}, "epochs": {}}
+    told = run._snapshots._lacks(manager._Loaded(state, "storage", None), 3, rank=1)
+    assert told.startswith(
+        "" if is_of_steps else "storage has what rank 0 had alone: its own random numbers begin again"
+    )
+    assert bool(told) is not is_of_steps

@@ -116,11 +116,15 @@ class Storage:
         prefix = "" if is_alone or has_shards(state) else f"rank{rank}/"
         if not is_alone and self._group is None:
             self._group = dist.new_group(backend="gloo")
+        path = manifest.folder_of(Path(folder), int(state["steps"]))
         named = _named(state, prefix)
         if not is_alone and not prefix:
-            named = _own_apart(named, rank, partial(gather_through, group=self._group))
+            try:
+                named = _own_apart(named, rank, partial(gather_through, group=self._group))
+            except RuntimeError as error:  # a rank is lost
+                self._failed(path, error, 0, rank)
+                return
         tensors = {**named, **{f"random/{rank}/{k}": v.clone() for k, v in state["random"].items()}}
-        path = manifest.folder_of(Path(folder), int(state["steps"]))
         plan = _Plan(path, keep, rank, None if is_alone else self._group)
         if plan.group is not None:
             # Copies the state before it returns, shards of GPUs included.

@@ -347,7 +347,7 @@ class SnapshotManager:
         if loaded.header is not None and loaded.is_of_another(rank):
             whose = loaded.header.rank
             why = f"no state of its own is left of step {step}, and it takes that of rank {whose}"
-        elif loaded.header is None and not loaded.state["random"]:
+        elif loaded.header is None and "epochs" in loaded.state and not loaded.state["random"]:  # of a loop of its own
             whose, why = 0, "storage has what rank 0 had alone"
         else:
             return ""
