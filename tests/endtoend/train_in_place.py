@@ -338,7 +338,7 @@ def digest_of(model: nn.Module) -> str:
     """Of the parameters."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode() + parameter.detach().numpy().tobytes())
+        digest.update(name.encode() + bytes(parameter.detach().reshape(-1).view(torch.uint8).tolist()))
     return digest.hexdigest()[:16]
 
 

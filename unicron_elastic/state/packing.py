@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -23,9 +24,9 @@ def pack(state: Any, device: torch.device) -> Tensor:
 
 def unpack(packed: Tensor) -> Any:
     """The state that was packed, in memory of its own on the same device. Raises ValueError for other bytes."""
-    length = int.from_bytes(_host(packed[:_LENGTH_BYTES]), "little")
+    length = int.from_bytes(host_bytes(packed[:_LENGTH_BYTES]), "little")
     begin = _LENGTH_BYTES + length
-    layout = Layout.parse(_host(packed[_LENGTH_BYTES:begin]).decode())
+    layout = Layout.parse(host_bytes(packed[_LENGTH_BYTES:begin]).decode())
     ends = list(accumulate((spec.bytes for spec in layout.specs), initial=begin))
     if ends[-1] != packed.numel():
         raise ValueError(f"a packed state of {packed.numel()} bytes, and its layout has {ends[-1]}")
@@ -36,5 +37,7 @@ def unpack(packed: Tensor) -> Any:
     return rebuild(layout, tensors)
 
 
-def _host(memory: Tensor) -> bytes:
-    return bytes(memory.cpu().numpy())
+def host_bytes(memory: Tensor) -> bytes:
+    """Return what is in a tensor of bytes, wherever it is, without NumPy: torch does not need it, so it may lack."""
+    here = memory.detach().cpu().contiguous()
+    return ctypes.string_at(here.data_ptr(), here.numel()) if here.numel() else b""

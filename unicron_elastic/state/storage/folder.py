@@ -29,6 +29,7 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 
 from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.layout import Layout, empty_tensors, flatten, rebuild
+from unicron_elastic.state.packing import host_bytes
 from unicron_elastic.state.snapshot.gather import Gather, gather_through
 from unicron_elastic.state.snapshot.shards import Shards, has_shards
 from unicron_elastic.state.storage import manifest
@@ -66,7 +67,7 @@ class Stored:
             raise ValueError(f"{self.path} has no state of rank {self.rank}, and the states of other ranks differ")
         text = torch.empty(sizes[layout_at], dtype=torch.uint8)
         _read(reader, {layout_at: text})
-        layout = Layout.parse(bytes(text.numpy()).decode())
+        layout = Layout.parse(host_bytes(text).decode())
         tensors = empty_tensors(layout)
         start = f"random/{self.rank}/"
         random = {

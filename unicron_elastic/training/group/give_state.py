@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unicron_elastic.state.layout import Layout, empty_tensors, rebuild
+from unicron_elastic.state.packing import host_bytes
 from unicron_elastic.training.group.sendable import NotSendableError, Stateful, sendable
 from unicron_elastic.training.group.servant import NotGivenError
 from unicron_elastic.worker.notices import StateTaken
@@ -104,7 +105,7 @@ def _received(receive: Callable[[Tensor], Tensor]) -> tuple[Any, int]:
     Raises NotGivenError if it is not sent.
     """
     length = int(receive(torch.empty(1, dtype=torch.int64)))
-    text = bytes(receive(torch.empty(abs(length), dtype=torch.uint8)).cpu().numpy()).decode()
+    text = host_bytes(receive(torch.empty(abs(length), dtype=torch.uint8))).decode()
     if length < 0:
         raise NotGivenError(text)
     layout = Layout.parse(text)

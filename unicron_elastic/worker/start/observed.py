@@ -73,7 +73,7 @@ def _hooks() -> list[int]:
 
 def _random_of_torch() -> bytes:
     state: Any = sys.modules["torch"].get_rng_state()
-    return bytes(state.numpy().tobytes())
+    return bytes(state.tolist())  # NumPy need not be there
 
 
 _LOOKS: dict[str, Callable[[], Any]] = {
