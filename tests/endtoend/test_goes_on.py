@@ -121,7 +121,7 @@ def test_rare_types_and_sparse_gradients_go_the_same_way(
 
 
 def test_only_the_lost_micro_batches_are_computed_again(launcher: Any, undisturbed: Any) -> None:
-    folder = _train(launcher, 3, "1:2:reduce:kill", worlds=3)
+    folder = _train(launcher, 3, "1:2:exchanged:kill", worlds=3)
     _assert_same(folder, undisturbed, [0, 1, 2])
     (incident,) = _incidents(folder)
     assert (incident["micro_batches_reused"], incident["micro_batches_recomputed"]) == (5, 3)

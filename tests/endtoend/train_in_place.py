@@ -120,9 +120,11 @@ def wrapped(owner: Any, name: str, before: Callable[..., object] | None, after: 
 def arm(strikes: Strikes) -> None:
     """Puts the points that are inside of the product in place."""
 
-    def bucket(_gradients: Any, number: int, *_: Any, **__: Any) -> None:
+    def bucket(of: Any, number: int, *_: Any, **__: Any) -> None:
         if number == 1:
             strikes.at("reduce")
+        if number == len(of.buckets) - 2:  # reproducible sums: all have computed theirs, and nobody has all of the sum
+            strikes.at("exchanged")
 
     wrapped(gradients.Gradients, "reduce", None, bucket)
     wrapped(tree_gradients.TreeGradients, "reduce", None, bucket)
