@@ -105,7 +105,7 @@ MEMBER_MUTANTS = (
     MemberMutant(
         "nobody waits at the end",
         "        return _part(member)\n    return _meet_within(member)",
-        "        return _finish(member, standing)\n    return _meet_within(member)",
+        "        return _finish(member)\n    return _meet_within(member)",
         PAIRS_AT_END,
     ),
     MemberMutant(

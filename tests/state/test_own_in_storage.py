@@ -70,9 +70,13 @@ def test_a_rank_that_is_lost_while_they_compare_costs_that_state_alone(
         raise RuntimeError("Connection closed by peer")
 
     state = {**_state(1.0, 10), "random": {}}
+    before = manifest.folder_of(tmp_path, 7)
+    dcp.save(storage._named(state, ""), storage_writer=storage._writer(before), no_dist=True)
+    manifest.finish(before)
     monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
     monkeypatch.setattr(dist, "all_gather", broken)
     storage.Storage().save(tmp_path, state, keep=1, is_replicated=False, rank=0)
     said = capsys.readouterr().err
     assert "the state was not saved in" in said
     assert "Connection closed by peer. The training goes on." in said
+    manifest.check(before)

@@ -154,13 +154,13 @@ def attach(
     chunks = list(model) if isinstance(model, list | tuple) else [model]
     config = get_model_config(chunks[0])
     _check(chunks, config, optimizer, steps, micro_batches)
+    others = {name: with_state(name, each) for name, each in state.items()}
     if reproducible and config.gradient_accumulation_fusion:
         raise Unsupported("reproducible sums are made in fp64, and gradient_accumulation_fusion adds in fp32")
     backend = "nccl" if device_of(chunks).type == "cuda" else "gloo"
     groups = Groups([*chunks, optimizer, *state.values()], backend, timeout_s)
     if micro_batches % groups.unit:
         raise ValueError(f"micro_batches must be a multiple of {groups.unit}, the stages of an interleaved pipeline")
-    others = {name: _checked(name, each) for name, each in state.items()}
     members = Members(membership(lambda _key: {}, backend), groups, micro_batches)
     to_agent = link()
     if to_agent is not None:
@@ -186,15 +186,6 @@ def attach(
     optimizer.step = partial(_step, run, optimizer.step)
     optimizer.get_grad_norm = partial(run.norm, optimizer.get_grad_norm)
     return forward_backward
-
-
-def _checked(name: str, each: Any) -> Any:
-    found = with_state(each)
-    if not (hasattr(found, "state_dict") and hasattr(found, "load_state_dict")):
-        raise TypeError(
-            f"{name} must be a dict, or have state_dict and load_state_dict, and a {type(each).__name__} has not"
-        )
-    return found
 
 
 def _step(run: MegatronRun, make: Callable[[], Any]) -> Any:

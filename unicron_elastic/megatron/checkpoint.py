@@ -92,7 +92,7 @@ def save(
     if not own.together(own.prepare):
         return False
     parts = given(chunks, optimizer, ranks.wait)
-    common = {"step": step, "state": {name: with_state(each).state_dict() for name, each in state.items()}}
+    common = {"step": step, "state": {name: with_state(name, each).state_dict() for name, each in state.items()}}
     return own.together(lambda: own.write({**parts, _OURS: common})) and own.together(own.finish)
 
 
@@ -121,7 +121,7 @@ def load(directory: str | os.PathLike[str], model: Any, optimizer: Any, **state:
             take(chunks, optimizer, found)
             for name, each in state.items():
                 if name in found[_OURS]["state"]:
-                    load_into(with_state(each), found[_OURS]["state"][name])
+                    load_into(with_state(name, each), found[_OURS]["state"][name])
             made_before(step)
             return step
         if failed == dist.get_rank():

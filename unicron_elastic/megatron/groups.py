@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,17 +46,6 @@ def begin_alone() -> None:
 def join() -> None:
     """The process groups that are made from now on are what they are asked to be."""
     dist.init_process_group, dist.new_group = _init_process_group, _new_group
-
-
-@contextmanager
-def alone(rank: int, size: int) -> Iterator[None]:
-    """Makes a default group without peers; while this lasts, other groups are made so, too."""
-    _init_alone(rank=rank, world_size=size)
-    dist.new_group = _new_alone
-    try:
-        yield
-    finally:
-        join()
 
 
 def _init_alone(*_args: Any, rank: int = -1, world_size: int = -1, **_kwargs: Any) -> None:

@@ -41,7 +41,8 @@ class RandomStates:
         """
         tracker = get_cuda_rng_tracker()
         own, named = self._generators.states(), {name: _state_of(each) for name, each in tracker.get_states().items()}
-        shared = _seed_of(named[_SHARED]) if _SHARED in named else torch.initial_seed()
+        seeds = {name: _seed_of(state) for name, state in named.items()}
+        shared = seeds.get(_SHARED, torch.initial_seed())
         begun = [0] * len(self._chunks)
 
         def seeded(data: Any, model: Any, *rest: Any, **others: Any) -> Any:
@@ -49,8 +50,7 @@ class RandomStates:
             index = indices[begun[chunk]]
             begun[chunk] += 1
             self._generators.seed(_mixed(shared, step, index, chunk, self._stage))
-            seeds = {name: _mixed(_seed_of(state), step, index, chunk) for name, state in named.items()}
-            _seed(tracker, seeds)
+            _put(tracker, {name: _begun(_mixed(seed, step, index, chunk), named[name]) for name, seed in seeds.items()})
             return forward_step(data, model, *rest, **others)
 
         try:
@@ -73,16 +73,6 @@ def _state_of(kept: Any) -> Tensor:
     """Return what a tracker keeps, as a state; where CUDA graphs are captured it keeps generators."""
     state: Tensor = kept.get_state() if isinstance(kept, torch.Generator) else kept
     return state
-
-
-def _seed(tracker: Any, seeds: dict[str, int]) -> None:
-    states = tracker.get_states()
-    for name, seed in seeds.items():
-        if isinstance(states[name], torch.Generator):
-            states[name].manual_seed(seed)
-        else:
-            states[name] = _begun(seed, states[name])
-    tracker.set_states(states)
 
 
 def _begun(seed: int, like: Tensor) -> Tensor:

@@ -293,7 +293,7 @@ class MegatronRun:
             case AskEnd():
                 return [members.ask_end()]
             case EndProcess(reason=reason):
-                sys.stderr.write(f"unicron: this process, a spare, ends here: {reason} ({self.step}).\n")
+                sys.stderr.write(f"unicron: this process ends in step {self.step}: {reason}.\n")
                 sys.exit(0)
             case Raise(kind=kind, reason=reason):
                 raise _ERRORS.get(kind, RuntimeError)(reason)

@@ -88,19 +88,7 @@ class Registered:
     """
 
     def __init__(self, objects: Mapping[str, Stateful | dict[str, Any]]) -> None:
-        given = {name: with_state(each) for name, each in objects.items()}
-        for name, each in given.items():
-            if isinstance(each, type):
-                raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
-            if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-                raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
-            if hasattr(each, "consolidate_state_dict"):  # whose state_dict has that of all ranks, on one of them
-                raise WrongUseError(
-                    f"{name} is a {type(each).__name__}, of whose state each rank has a part, and its state_dict does "
-                    "not give that part: shard with fully_shard(), whose state Run keeps, or leave the optimizer out "
-                    "of Run and keep its checkpoints in the script"
-                )
-        self.objects: dict[str, Stateful] = given
+        self.objects: dict[str, Stateful] = {name: with_state(name, each) for name, each in objects.items()}
 
     def found_twice(self) -> str:
         """Say which two places of registered dicts, or of one and a module or an optimizer, are one; "" if none are."""
@@ -190,10 +178,23 @@ class _Some:
         self._registered.load(state["state"], state["hidden"], state["loose"])
 
 
-def with_state(each: Stateful | dict[str, Any]) -> Stateful:
-    """Return it, or what stands for a dict. A class of the script's that is a dict may have a state_dict of its own."""
+def with_state(name: str, each: Stateful | dict[str, Any]) -> Stateful:
+    """Return what is registered with this ``name``, or what stands for a dict. Raises what ``Registered`` raises.
+
+    A class of the script's that is a dict may have a state_dict of its own.
+    """
     if isinstance(each, dict) and not (hasattr(each, "state_dict") or hasattr(each, "load_state_dict")):
         return ValuesOfScript(each)
+    if isinstance(each, type):
+        raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
+    if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+        raise TypeError(f"{name} must have state_dict and load_state_dict, and a {type(each).__name__} has not")
+    if hasattr(each, "consolidate_state_dict"):  # whose state_dict has that of all ranks, on one of them
+        raise WrongUseError(
+            f"{name} is a {type(each).__name__}, of whose state each rank has a part, and its state_dict does "
+            "not give that part: shard with fully_shard(), whose state Run keeps, or leave the optimizer out "
+            "of Run and keep its checkpoints in the script"
+        )
     return cast("Stateful", each)
 
 

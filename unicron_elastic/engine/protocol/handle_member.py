@@ -525,11 +525,12 @@ def _part(member: ReplicaMember) -> MemberAnswer:
 
 
 def _end_gathering(member: ReplicaMember, _record: Parting, _event: Gathered) -> MemberAnswer:
-    return _finish(member, Standing.EVEN)
+    return _finish(member)
 
 
-def _finish(member: ReplicaMember, standing: Standing) -> MemberAnswer:
-    return with_before(_let_go(member, Finished(standing), "all steps are made", is_over=True), _parted(member))
+def _finish(member: ReplicaMember) -> MemberAnswer:
+    let_go = _let_go(member, Finished(Standing.EVEN), "all steps are made", is_over=True)
+    return with_before(let_go, _parted(member))
 
 
 def _parted(member: ReplicaMember) -> TellParted:

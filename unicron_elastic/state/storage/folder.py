@@ -122,8 +122,8 @@ class Storage:
         if not is_alone and not prefix:
             try:
                 named = _own_apart(named, rank, partial(gather_through, group=self._group))
-            except RuntimeError as error:  # a rank is lost
-                self._failed(path, error, 0, rank)
+            except RuntimeError as error:  # a rank is lost, and nothing is begun: what is there of this step stays
+                self._tell(path, error, 0, rank)
                 return
         tensors = {**named, **{f"random/{rank}/{k}": v.clone() for k, v in state["random"].items()}}
         plan = _Plan(path, keep, rank, None if is_alone else self._group)
@@ -165,9 +165,12 @@ class Storage:
             self._failed(plan.path, error, count, plan.rank)
 
     def _failed(self, path: Path, error: BaseException, count: int, rank: int) -> None:
-        why = why_not_written(path, error, count)
+        self._tell(path, error, count, rank)
         if rank == 0:
             manifest.remove(path)
+
+    def _tell(self, path: Path, error: BaseException, count: int, rank: int) -> None:
+        why = why_not_written(path, error, count)
         if why not in self._told and rank == 0:
             self._told.add(why)
             sys.stderr.write(f"unicron: the state was not saved in {path}: {why}. The training goes on.\n")

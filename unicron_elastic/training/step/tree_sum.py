@@ -100,9 +100,7 @@ class TreeSum:
         like = self._check(bucket)
         if node not in self._values:
             raise ValueError(f"{node} is not held; held are {', '.join(map(str, self.nodes)) or 'none'}")
-        flat = like.new_empty(_elements(bucket))
-        _write(self._of_bucket(bucket)[node], bucket, flat)
-        return flat
+        return _flat(self._of_bucket(bucket)[node], bucket, like)
 
     def reduce(
         self,
@@ -162,9 +160,7 @@ class TreeSum:
         if count == 0:
             return Summing(out, iter(()))
         if len(held) == 1:
-            pieces = {node: like.new_empty(count) for node in held[0]}
-            for node, piece in pieces.items():
-                _write(values[node], bucket, piece)
+            pieces = {node: _flat(value, bucket, like) for node, value in values.items()}
             out.copy_(_summed(pieces, held, self.micro_batches))
             return Summing(out, iter(()))
         given = [values[node] for node in held[rank]]
@@ -286,6 +282,13 @@ class Summing:
     def has_ended(self) -> bool:
         """Wait for the end of a broken one, good or bad; false if it had to be abandoned, and may still write."""
         return self._under_way is None or self._under_way.has_ended()
+
+
+def _flat(gradients: Gradients, bucket: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return those of a bucket one after the other, in a tensor of the kind of ``like``."""
+    flat = like.new_empty(_elements(bucket))
+    _write(gradients, bucket, flat)
+    return flat
 
 
 def _write(gradients: Gradients, bucket: Sequence[Tensor], out: Tensor) -> None:
