@@ -586,9 +586,10 @@ class ClusterRendezvous(JobRendezvous):
         except (StoreError, OSError) as error:
             raise RendezvousConnectionError(f"the job {self._run_id!r} cannot be joined: {error}") from error
         self._leave_if_recalled(self._presence.view())  # before others hear that it waits
-        before = self._presence.view().round
-        number = 0 if before is None else before.number
+        view = self._presence.view()
+        number = 0 if view.round is None else view.round.number
         self._member = replace(self._member, waits_for=max(number, self._member.waits_for) + 1)
+        self._look_back(view)  # once the others see this node, they may go at any time
         self._say_that_it_waits(deadline)
 
     def _say_that_it_waits(self, deadline: float) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -19,7 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.membership.rounds import BLIND_MARGIN_S, Place, Round
+from unicron_elastic.membership.rounds import BLIND_MARGIN_S, JobMember, Place, Round
 from unicron_elastic.rendezvous.job.round_watch import RoundListener, RoundWatch
 from unicron_elastic.rendezvous.records.cluster import quarantine_key, quarantine_text
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror, Lost, departing_text, parse_lost, round_text
@@ -343,11 +344,15 @@ def test_who_takes_over_from_all_others_goes_on_with_their_count(lab: Lab, error
     lab.meet(first)
     assert first.restarts_taken_over() == 0
     first.tell_restarts(2)
-    with ThreadPoolExecutor(1) as pool:
-        taken_over = pool.submit(spare.next_rendezvous)
-        lab.until(lambda: lab.store.read(lab.keys.member(spare.node_id)).entry is not None)
+    join = spare._presence.join
+
+    def join_and_see_it_go(member: JobMember, timeout_s: float) -> None:
+        join(member, timeout_s)
         _leave(first, error)
-        taken_over.result(DEADLINE_S)
+        lab.until(lambda: not spare._presence.view().training)
+
+    with mock.patch.object(spare._presence, "join", join_and_see_it_go):  # before the spare has looked once more
+        lab.meet(spare)
     assert spare.restarts_taken_over() == count
     assert first.restarts_taken_over() == 0
 
