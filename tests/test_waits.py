@@ -116,6 +116,7 @@ ENDS = {
         "Control.wait": "the agent's word or its end; in the answering thread, which nobody waits for",
     },
     "unicron_elastic/worker/start/in_between.py": {
+        "InBetween.wait_for_all": "the worker's session, which it begins first, or the worker's end",
         "InBetween.wait_readable": "the agent's wish or its end, or the learner's; it has nothing else to do",
     },
     "unicron_elastic/worker/start/learning.py": {"Learning._attempt": ENDED},

@@ -7,6 +7,7 @@ import threading
 
 from unicron_elastic.worker.channel import Channel
 from unicron_elastic.worker.start.in_between import InBetween
+from unicron_elastic.worker.start.learner import Learner
 
 
 def _forked(until: int) -> int:
@@ -43,3 +44,21 @@ def test_what_comes_is_heard_while_one_of_them_still_ends_and_that_is_collected_
         each.close()
     for fd in (until, told):
         os.close(fd)
+
+
+def test_the_learner_that_adopts_orphans_begins_when_all_workers_are_the_keepers() -> None:
+    until, told = os.pipe()
+    child = _forked(until)
+    between, learner = InBetween(), Learner()
+    between.add(child)
+    ends = threading.Timer(0.05, os.write, (told, b"x"))
+    ends.start()
+    if learner.begin(between) is not None:
+        os._exit(0)
+    try:
+        assert not os.path.exists(f"/proc/{child}")
+    finally:
+        learner.stop()
+        ends.join()
+        for fd in (until, told):
+            os.close(fd)

@@ -5,6 +5,7 @@ Such a process needs milliseconds to end, as all that was preloaded is its memor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Sequence
@@ -23,6 +24,13 @@ class InBetween:
     def add(self, pid: int) -> None:
         """Collect that one once it has ended."""
         self._pids.add(pid)
+
+    def wait_for_all(self) -> None:
+        """Collect all, once they have ended: from now on no worker changes its parent any more."""
+        for pid in self._pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self._pids.clear()
 
     def wait_readable(self, channels: Sequence[Channel]) -> list[Channel]:
         """Return those of the ``channels`` on which something has come, and wait for that; collect meanwhile."""

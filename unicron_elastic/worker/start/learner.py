@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
 from unicron_elastic.worker.channel import Channel, ChannelClosed, close_all
 from unicron_elastic.worker.helper_tasks import Forgotten, ForkWorker, Learned, ProcessStarted
 from unicron_elastic.worker.message import Odd
-from unicron_elastic.worker.process.prctl import be_no_subreaper, become_subreaper
+from unicron_elastic.worker.process.prctl import REPARENT_DEADLINE_S, be_no_subreaper, become_subreaper
 from unicron_elastic.worker.start.in_between import InBetween
 
+_LOOK_S = 0.0005
 _ANSWERS: tuple[type[ProcessStarted | Forgotten], ...] = (ProcessStarted, Forgotten)
 
 
@@ -25,9 +27,15 @@ class Learner:
         self._group = 0  # of processes
         self._is_ready = False
 
-    def begin(self) -> Channel | None:
-        """Forks it; returns its end of the channel in there, and None here."""
+    def begin(self, between: InBetween) -> Channel | None:
+        """Forks it; returns its end of the channel in there, and None here.
+
+        All who are ``between`` this process and a worker end first, or the worker would not become the keeper's.
+        """
+        former = 0 if self.channel is None else self._group
         self.stop()
+        _wait_until_gone(former)
+        between.wait_for_all()
         ours, theirs = Channel.pair()
         become_subreaper()  # the one that goes on is to be this process's child
         child = os.fork()
@@ -99,6 +107,15 @@ class Learner:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _wait_until_gone(group: int) -> None:
+    """Wait for processes that were killed: one of them may be between the learner and a worker."""
+    deadline = time.monotonic() + REPARENT_DEADLINE_S
+    with contextlib.suppress(ProcessLookupError):
+        while group and time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(_LOOK_S)
 
 
 def serve(

@@ -145,7 +145,7 @@ def _fork_workers(
                 channel.send(taken_up(task, learner))
                 continue
             if isinstance(task, Learn):
-                learners_end = learner.begin()
+                learners_end = learner.begin(between)
                 if learners_end is not None:
                     channel.close()
                     return learn(task, learners_end, warm_pid), learners_end
