@@ -126,4 +126,10 @@ MEMBER_MUTANTS = (
         "return meets_later",
         MemberBounds(2, 2, enters=True, losses=1, victims=(3,), window=5),
     ),
+    MemberMutant(
+        "who leaves a world for a newer one leaves its connections there open",
+        "if member.met is None or not (member.knows_newer and member.is_connected) or member.shape.seats == 1:",
+        "if True:",
+        MemberBounds(2, 2, steps=2, losses=1, victims=(3,), evaluates=True, first=26, window=3),
+    ),
 )
