@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -197,6 +198,50 @@ def test_of_two_loaders_that_nobody_can_tell_apart_each_goes_on_with_its_own_gen
     whole = script.train(0, 4 * EPOCH)
     for start in (2, EPOCH + 2, 3 * EPOCH - 1):
         assert script.train(start, 4 * EPOCH) == whole[start:], start
+
+
+class DrawingFirst(Script):
+    """`DrawingFirst` reads its loader without an end, and draws before it takes a batch, as for a mixup of it."""
+
+    def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
+        assert skips
+        torch.manual_seed(3)
+        random.seed(3)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0001)
+        run = Run(model=model, optimizer=optimizer)
+        first = 0 if from_beginning else start - start % EPOCH
+        batches = self._numbered(self._loader_of(), first)
+        if start:
+            run.load_state_dict(self.kept[start])
+        for _ in range(first, start):
+            next(batches)
+        seen = []
+        for step in range(start, until):
+            if not self._is_behind:
+                self._keep(run, step)
+            drawn = [random.random(), torch.rand(()).item()]
+            _, batch = next(batches)
+            seen.append([*batch.flatten().tolist(), *drawn])
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if self._is_behind:
+                self._keep(run, step + 1)
+        vars(run).clear()
+        return seen
+
+
+@pytest.mark.parametrize("from_beginning", [False, True])
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("loader", [shuffled, _own])
+def test_what_the_script_draws_before_it_takes_a_batch_it_draws_once(
+    loader: Callable[[], DataLoader[Tensor]], *, is_behind: bool, from_beginning: bool
+) -> None:
+    script = DrawingFirst(loader, snapshot_behind=is_behind)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (1, EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH, 3 * EPOCH):
+        assert script.train(start, 4 * EPOCH, from_beginning=from_beginning) == whole[start:], start
 
 
 def test_a_script_that_accumulates_over_the_end_of_an_epoch_has_not_skipped_the_next_one() -> None:

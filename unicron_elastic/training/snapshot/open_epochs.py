@@ -57,6 +57,7 @@ class OpenEpochs:
         self._trained: list[Any] = []  # marks of loaders in whose epochs the script has trained
         self._untrained: list[LoaderEpoch] | None = None  # begun since a state was taken over, until the script trains
         self._is_told_of_look = self._is_told_of_workers = False
+        self._behind_last: list[list[Any]] = []  # marks of those of which the script has just skipped an epoch's last
         self._has_been_back = False  # at the place at which that state was asked for, since it was taken over
         self._skipping: dict[str, Any] = {}  # where the generators were then, if an epoch was still to be skipped
         self._left: Counter[tuple[Any, ...]] = Counter()  # by mark, how many of those the script has left
@@ -136,7 +137,7 @@ class OpenEpochs:
         )
         self._own.load_state_dict(state.get("own", []))
         self._looks.load_state_dict(state.get("looks", []))
-        self._has_been_back, self._skipping = False, {}
+        self._has_been_back, self._skipping, self._behind_last = False, {}, []
         self._left.clear()
         self._trained, self._untrained, self._moment = list(state.get("trained", [])), [], self._generators.states()
         if self._skips and all(each.began for each in epochs):
@@ -156,8 +157,9 @@ class OpenEpochs:
         alike = [each for each in (*self._awaited, *self._left_again(loader)) if each.mark == mark]
         earlier = min(alike, key=lambda each: each.place != place, default=None)
         has_skipped = earlier is None and self._has_skipped(loader, mark)
-        if has_skipped:
+        if has_skipped and not self._has_been_back and mark not in self._behind_last:
             self._generators.set(self._moment)
+        self._behind_last = [each for each in self._behind_last if each != mark]
         self._own.begins(loader, mark, is_again=earlier is not None, has_skipped=has_skipped)
         own = own_generators(loader)
         if earlier is not None:
@@ -233,10 +235,7 @@ class OpenEpochs:
         some batches, which it does not before each epoch.
         """
         left = [each for each in self._untrained or () if each.mark == mark and each.is_left_for(loader)]
-        since = self._left[tuple(mark)] + len(left)
-        if not since or mark not in self._trained or self._has_gradients():
-            return False
-        has_skipped = self._looks.is_at_state(mark, since)
+        has_skipped = self._is_at_state(mark, self._left[tuple(mark)] + len(left))
         if has_skipped and not self._is_told_of_look and not self._looks.is_known(mark):
             self._is_told_of_look = True
             _tell(
@@ -245,6 +244,22 @@ class OpenEpochs:
                 "not. Look at batches before restore(), where that makes no difference"
             )
         return has_skipped
+
+    def _is_at_state(self, mark: list[Any], since: int) -> bool:
+        """Return whether so many epochs of a loader, all or none of them skipped, may have brought it to the state."""
+        if not since or mark not in self._trained or self._has_gradients():
+            return False
+        return self._looks.is_at_state(mark, since)
+
+    def _may_be_at_state(self, epoch: LoaderEpoch) -> bool:
+        """Return whether the script, which is given the last batch of this epoch, may have skipped it as the last."""
+        untrained = self._untrained or []
+        if epoch not in untrained or epoch.earlier is not None or epoch.within is not None or epoch.is_look:
+            return False
+        others = [each for each in untrained if each.mark == epoch.mark and each is not epoch]
+        if any(each.given and not each.is_left for each in others):
+            return False  # in the midst of that one: the script evaluates, say
+        return self._is_at_state(epoch.mark, self._left[tuple(epoch.mark)] + len(others) + 1)
 
     def _put_back(self, epoch: LoaderEpoch, own: Sequence[Generator]) -> None:
         """Put the generators, and the loader's own, to where they were when this epoch began."""
@@ -338,6 +353,9 @@ class OpenEpochs:
             self._had.append(earlier)
             if not self._again:
                 self._generators.set(self._moment)
+        elif number == epoch.mark[0] and self._may_be_at_state(epoch):
+            self._generators.set(self._moment)  # what the script draws before it begins the next one counts
+            self._behind_last.append(epoch.mark)
 
     def _tell_of_before(self, epoch: LoaderEpoch) -> None:
         """Tell of an epoch that was begun before the state was taken over, with which the script goes on."""
