@@ -97,6 +97,65 @@ def test_it_trains_as_plain_accumulation_does(reproducible: bool) -> None:
     assert (ours.run.step, ours.run.rank, ours.run.world_size) == (3, 0, 1)
 
 
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_weighted_micro_batches_train_as_one_batch_of_all_samples(reproducible: bool, scale: float | None) -> None:
+    torch.manual_seed(0)
+    model, plain = nn.Linear(3, 1).double(), nn.Linear(3, 1).double()
+    plain.load_state_dict(model.state_dict())
+    optimizer, plain_optimizer = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, plain))
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    run = Run(model=model, optimizer=optimizer, scaler=scaler, reproducible=reproducible)
+    batches = [torch.randn(count, 3, dtype=torch.float64) for count in (5, 1, 0, 3)]
+    for step in run.steps(3, MICRO_BATCHES):
+        for index in step:
+            weight = torch.tensor(len(batches[index])) if index % 2 else len(batches[index])
+            step.backward(model(batches[index]).square().sum(), weight=weight)
+        plain_optimizer.zero_grad()
+        loss = plain(torch.cat(batches)).square().mean()
+        loss.backward()
+        assert step.weight == 9
+        assert step.loss == pytest.approx(loss.item(), rel=1e-6)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        plain_optimizer.step()
+        torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-12, atol=1e-14)
+
+
+def test_a_step_without_weights_has_none() -> None:
+    training = Training()
+    for step in training.run.steps(1, MICRO_BATCHES):
+        training.compute(step)
+        assert step.weight is None
+        training.optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        (
+            (1.0, None, 2.0, None),
+            "a weight for 2 of 4 micro-batches: give one for each, on all ranks, or for none",
+        ),
+        ((0, 0, 0, 0), "have the weight 0, so that it has no mean"),
+    ],
+)
+def test_weights_that_make_no_mean_are_refused(weights: tuple[float | None, ...], sentence: str) -> None:
+    training = Training()
+    step = next(training.run.steps(1, MICRO_BATCHES))
+
+    def go_through() -> None:
+        for index in step:
+            step.backward(training.loss(0, index), weight=weights[index])
+
+    with pytest.raises(RuntimeError, match=sentence):
+        go_through()
+
+
 def test_dropout_depends_on_step_and_index_alone() -> None:
     one, other = Training(), Training()
     torch.manual_seed(123)

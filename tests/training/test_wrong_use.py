@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import itertools
+import math
 import os
 import threading
 import weakref
@@ -134,6 +135,13 @@ IN_A_STEP: list[tuple[Callable[[Training, Step], None], type[Exception], str]] =
     (_mean, RuntimeError, r"run\.mean\(\) belongs between steps"),
     (lambda training, step: step.backward(training.losses()), TypeError, r"one real number, and got float32 .*\[2\]"),
     (lambda training, step: step.backward(training.loss() * 1j), TypeError, "one real number, and got complex64"),
+    (lambda training, step: step.backward(training.loss(), weight=-1.0), ValueError, "0 or more, and got -1.0"),
+    (lambda training, step: step.backward(training.loss(), weight=math.nan), ValueError, "finite weight.*and got nan"),
+    (
+        lambda training, step: step.backward(training.loss(), weight=training.losses()),
+        TypeError,
+        "one number.*got Tensor",
+    ),
     (_a_number, TypeError, "as a tensor, and not as float"),
     (_nothing, RuntimeError, "was not called for micro-batch 0"),
 ]

@@ -402,7 +402,7 @@ class Job:
         self.is_slow_to_hear = is_slow_to_hear
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
-        self.is_other_order, self.is_reproducible = seed % 2 == 1, seed % 4 > 1
+        self.is_other_order, self.is_reproducible, self.is_weighted = seed % 2 == 1, seed % 4 > 1, seed % 8 > 3
         self.plain = Plain(self.totals, micro_batches, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
         self.reported: dict[Any, dict[str, tuple[float, bool]]] = {}  # by rank
@@ -871,7 +871,10 @@ def _train(rank: Rank) -> None:
                 assert begun == job.plain.begun[number], f"step {number} begins with {begun}"
                 rank.point()
                 model.buffered.change(number, index)
-                step.backward(model.loss(number, index))
+                if job.is_weighted:  # in all twice as much as there are micro-batches
+                    step.backward(2 * model.loss(number, index), weight=4 * (index % 2))
+                else:
+                    step.backward(model.loss(number, index))
                 rank.point()
             assert number == step.number == run.step, f"step {number}, {step.number} is step {run.step}"
             model.buffered.check(number + 1)

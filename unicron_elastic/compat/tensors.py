@@ -13,6 +13,7 @@ __all__ = [
     "add_each",
     "changes_of",
     "copy_each",
+    "divide_each",
     "expanded_axes",
     "has_unreduced",
     "hooks_of",
@@ -55,6 +56,11 @@ def _copy_once(tensor: Tensor, source: Tensor) -> None:
 def expanded_axes(tensor: Tensor) -> list[int]:
     """Return the axes along which all its numbers are one in memory, as ``expand()`` makes them."""
     return [axis for axis, stride in enumerate(tensor.stride()) if stride == 0 and tensor.shape[axis] > 1]
+
+
+def divide_each(tensors: Sequence[Tensor], by: float) -> None:
+    """Divide tensors in place, as few calls as torch can."""
+    torch._foreach_div_(tensors, by)
 
 
 def zero_each(tensors: Sequence[Tensor]) -> None:

@@ -269,14 +269,14 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin_micro_batch()
 
-    def backward(self, index: int, loss: Tensor) -> None:
-        """Adds the gradients of a micro-batch."""
+    def backward(self, index: int, loss: Tensor, weight: Tensor | float | None) -> None:
+        """Adds the gradients of a micro-batch, whose ``loss`` is a sum if it has a ``weight``, and else a mean."""
         gradients, _ = self._parts()
         gradients.check()
-        self.guard.backward(loss / gradients.micro_batches)
+        self.guard.backward(loss / gradients.micro_batches if weight is None else loss)
         gradients.take_added()
         self._take_buffers(index)
-        gradients.add(index, loss.detach())
+        gradients.add(index, loss.detach(), weight)
         self._driver.post(Computed(index))
 
     def _begin_bucket(self, bucket: int) -> bool:
@@ -313,8 +313,11 @@ class Engine:
             )
         return self._indices(self._driver.post(MoreAsked()))
 
-    def end_step(self) -> Tensor:
-        """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,)."""
+    def end_step(self) -> tuple[Tensor, float | None]:
+        """Puts the reduced gradients in place; returns the losses of all micro-batches, (micro_batches,).
+
+        And the sum of their weights, None if they have none.
+        """
         gradients, assembly = self._parts()
         gradients.settle()
         made = gradients.shared()
@@ -329,7 +332,7 @@ class Engine:
         self._randomness.give_back()
         self.guard.is_reduced(self._trainable.trained)
         self.reports.begin_shares(assembly.world, (self.until, self.state))
-        return gradients.losses()
+        return gradients.losses(), gradients.weight
 
     def end_optimizer_step(self) -> None:
         """The script has made that of the present step."""

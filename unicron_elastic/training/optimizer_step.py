@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -24,6 +25,7 @@ class Step:
         self._has_begun = False
         self._has_failed = False  # a backward pass
         self._losses: Tensor | None = None
+        self._weight: float | None = None  # of all micro-batches
 
     def __iter__(self) -> Iterator[int]:
         """Yields indices of the global batch, more of them when a peer is lost, each once.
@@ -49,7 +51,7 @@ class Step:
                     break
                 queue.extend(more)
             self._check_number()
-            self._losses = engine.end_step()
+            self._losses, self._weight = engine.end_step()
         except GeneratorExit:  # nothing can be raised here: what the script does next is refused
             engine.guard.leave(self._number, taken)
             raise
@@ -79,20 +81,25 @@ class Step:
         """Whether its gradients are reduced."""
         return self._losses is not None
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, weight: Tensor | float | None = None) -> None:
         """Computes the gradients of the micro-batch that was yielded last.
 
         ``loss`` is its mean, a scalar; the gradients of the step are those of the mean over all micro-batches. With a
-        GradScaler it is scaled here. Raises TypeError for what is no scalar, and RuntimeError without a micro-batch,
-        for the second time, for a loss without a graph, or if gradients were changed since the one before.
+        ``weight``, as how many tokens it has, ``loss`` is its sum, and the gradients of the step are those of the sum
+        of all losses, divided by the sum of all weights. All micro-batches of a step have one, or none has. With a
+        GradScaler the loss is scaled here.
+
+        Raises TypeError for what is no scalar, ValueError for a weight that is negative or not finite, and RuntimeError
+        without a micro-batch, for the second time, for a loss without a graph, or if gradients were changed since the
+        one before.
         """
         if self._index is None:
             raise WrongUseError("step.backward(loss) belongs once into each round of 'for index in step'")
         if self._has_failed:
             self._check_computed()
-        scalar = _scalar(loss)
+        scalar, of = _scalar(loss), None if weight is None else _weight(weight)
         self._has_failed = True  # until it is known to be well
-        self._engine.backward(self._index, scalar)
+        self._engine.backward(self._index, scalar, of)
         self._index, self._has_failed = None, False
 
     @property
@@ -105,8 +112,32 @@ class Step:
 
     @property
     def loss(self) -> float:
-        """The mean loss of the global batch, the same on all ranks, when the loop has ended."""
-        return float(torch.mean(self.losses.double()))
+        """The mean loss of the global batch, the same on all ranks, when the loop has ended.
+
+        With weights it is the sum of the losses, divided by the sum of the weights.
+        """
+        losses = self.losses.double()
+        return float(torch.mean(losses) if self._weight is None else torch.sum(losses) / self._weight)
+
+    @property
+    def weight(self) -> float | None:
+        """The sum of the weights of the global batch, when the loop has ended; None if it has none."""
+        _ = self.losses
+        return self._weight
+
+
+def _weight(weight: Tensor | float) -> float:
+    """Return a weight as a number. Raises TypeError for what is none, and ValueError for one that no mean can have."""
+    try:
+        number = float(weight.detach() if isinstance(weight, Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"step.backward(loss, weight=...) takes one number, as how many tokens the loss is of, and got "
+            f"{type(weight).__name__}"
+        ) from None
+    if not 0 <= number < math.inf:
+        raise ValueError(f"step.backward(loss, weight=...) takes a finite weight of 0 or more, and got {number}")
+    return number
 
 
 def _scalar(loss: Tensor) -> Tensor:

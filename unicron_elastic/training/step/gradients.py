@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unicron_elastic.compat.tensors import changes_of, copy_each, zero_each
+from unicron_elastic.compat.tensors import changes_of, copy_each, divide_each, zero_each
 from unicron_elastic.engine.transport.completion import Completion, UnderWay
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
@@ -67,6 +67,7 @@ class Gradients:
         self._transport = transport
         self._made: Tensor | None = None  # if this rank has computed micro-batch 0, what that has made
         self.came: list[Tensor] = []  # whose gradients the latest backward pass has added, in that order
+        self.weight: float | None = None  # of all micro-batches, once settled; None: they have none
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
@@ -150,9 +151,9 @@ class Gradients:
         self._ready.end_pass()
         self._added.clear()
 
-    def add(self, index: int, loss: Tensor) -> None:
+    def add(self, index: int, loss: Tensor, weight: Tensor | float | None = None) -> None:
         """Notes that this rank has computed a micro-batch; autograd has added its gradients."""
-        self._notes.add(index, loss)
+        self._notes.add(index, loss, weight)
         self._remember()
 
     def take_made(self, made: Mapping[str, Tensor], device: torch.device) -> None:
@@ -264,12 +265,16 @@ class Gradients:
     def settle(self) -> None:
         """Puts the reduced gradients into ``p.grad``; None for a parameter that no micro-batch gave one.
 
-        Raises RuntimeError if they are not those of all micro-batches of this step, each once.
+        With weights they are divided by the sum of these. Raises RuntimeError if they are not those of all
+        micro-batches of this step, each once.
         """
         copy_each([b.local for b in self.buckets[:-1]], [b.reduced for b in self.buckets[:-1]])
         touched = self._notes.read()
         for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
             parameter.grad = view if is_touched else None
+        self.weight = self._notes.weight()
+        if self.weight is not None and self._trained:
+            divide_each(self.views[: len(self._trained)], self.weight)
 
     def shared(self) -> dict[str, Tensor]:
         """What micro-batch 0 has made, once complete: mostly nothing."""

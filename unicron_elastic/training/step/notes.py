@@ -1,19 +1,21 @@
 """What travels behind the gradients, and is summed up with them: it says what is in the sum.
 
-One after the other: the loss of each micro-batch; how often each was added, which must be once; how many ranks have a
-gradient of each parameter; the stamps, and how many ranks there are; digests of their states (``comparison.py``); how
-many bytes of buffers micro-batch 0 has made; how many know of a newcomer on its way; how many have begun a bucket too
-early. Whole numbers below 2**24 are exact in fp32.
+One after the other: the loss of each micro-batch; the weight of each; how often each was added, which must be once; how
+many have a weight, which must be all or none; how many ranks have a gradient of each parameter; the stamps, and how
+many ranks there are; digests of their states (``comparison.py``); how many bytes of buffers micro-batch 0 has made; how
+many know of a newcomer on its way; how many have begun a bucket too early. Whole numbers below 2**24 are exact in fp32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from unicron_elastic.training.step.comparison import NOTES as DIGEST_NOTES
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 NOTES_DTYPE = torch.float32
 _STAMP = 4  # bytes
@@ -27,23 +29,28 @@ class Notes:
     def __init__(self, memory: Tensor, micro_batches: int) -> None:
         self._memory = memory
         self._micro_batches = micro_batches
-        self._counts = memory[micro_batches : 2 * micro_batches]
+        self._weights = memory[micro_batches : 2 * micro_batches]
+        self._counts = memory[2 * micro_batches : 3 * micro_batches]
+        self._weighted = memory[3 * micro_batches : 3 * micro_batches + 1]
         self._stamp = bytes(_STAMP)
         self.losses = memory[:micro_batches]
 
     @staticmethod
     def size(micro_batches: int, parameters: int) -> int:
         """How many numbers they are."""
-        return 2 * micro_batches + parameters + _STAMP + 1 + DIGEST_NOTES + _DIGITS + _FLAGS
+        return 3 * micro_batches + 1 + parameters + _STAMP + 1 + DIGEST_NOTES + _DIGITS + _FLAGS
 
     def begin(self, stamp: bytes) -> None:
         """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
         self._stamp = stamp
 
-    def add(self, index: int, loss: Tensor) -> None:
-        """This rank has computed a micro-batch."""
+    def add(self, index: int, loss: Tensor, weight: Tensor | float | None) -> None:
+        """This rank has computed a micro-batch; ``weight``: None if it has none."""
         self.losses[index].copy_(loss)
         self._counts[index] += 1
+        if weight is not None:
+            self._weights[index] = weight
+            self._weighted += 1
 
     def write(
         self,
@@ -58,15 +65,15 @@ class Notes:
         """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
         whole = [*touched, *self._stamp, 1, *digest, *divmod(made_bytes, _BASE), is_awaited, must_repeat]
         rest = [float(each) for each in whole]
-        staged[2 * self._micro_batches :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
+        staged[3 * self._micro_batches + 1 :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
 
     def read(self) -> list[bool]:
         """Whether any rank has a gradient of each parameter, from the sum.
 
         Raises RuntimeError if it is not the sum of this step's micro-batches, each once.
         """
-        counts = self._memory[self._micro_batches :].tolist()
-        counts, rest = counts[: self._micro_batches], counts[self._micro_batches :]
+        numbers = self._memory[2 * self._micro_batches :].tolist()
+        counts, rest = numbers[: self._micro_batches], numbers[self._micro_batches + 1 :]
         ends = -DIGEST_NOTES - _DIGITS - _FLAGS - 1
         touched, stamp, ranks = rest[: ends - _STAMP], rest[ends - _STAMP : ends], rest[ends]
         if stamp != [ranks * byte for byte in self._stamp]:
@@ -78,6 +85,24 @@ class Notes:
         if wrong:
             raise RuntimeError(f"the reduced gradients must have each micro-batch once, and have {', '.join(wrong)}")
         return [count > 0 for count in touched]
+
+    def weight(self) -> float | None:
+        """The sum of the weights, from the sum; None if no micro-batch has one.
+
+        Raises WrongUseError if some have one and others have not, or if all are zero.
+        """
+        weighted = round(float(self._weighted))
+        if not weighted:
+            return None
+        if weighted != self._micro_batches:
+            raise WrongUseError(
+                f"step.backward(loss, weight=...) got a weight for {weighted} of {self._micro_batches} micro-batches: "
+                "give one for each, on all ranks, or for none"
+            )
+        total = math.fsum(self._weights.tolist())
+        if not total:
+            raise WrongUseError("all micro-batches of this step have the weight 0, so that it has no mean")
+        return total
 
 
 def digest_notes(notes: Tensor) -> list[float]:

@@ -53,9 +53,9 @@ class TreeGradients(Gradients):
         for parameter in self.parameters:
             parameter.grad = None
 
-    def add(self, index: int, loss: Tensor) -> None:
+    def add(self, index: int, loss: Tensor, weight: Tensor | float | None = None) -> None:
         """Takes the gradients of a micro-batch."""
-        super().add(index, loss)
+        super().add(index, loss, weight)
         self._sum.add(index)
         self._computed.add(index)
 
