@@ -210,6 +210,33 @@ def test_what_is_saved_has_none_and_says_so(tmp_path: Path, capsys: pytest.Captu
     assert all(each.grad is None for each in again.model.parameters())
 
 
+def _kept_by(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of the snapshots that are made, as if somebody kept them."""
+    kept: list[int] = []
+    monkeypatch.setattr(run._snapshots, "snapshot", lambda step: kept.append(step) is None)
+    return kept
+
+
+def test_the_number_with_which_the_script_begins_is_not_kept_again_with_gradients_of_the_step_that_is_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts optimizer steps, and comes to all iterations of the next one again."""
+    for before in (0, 2):
+        script = Script()
+        assert script.run.restore(tmp_path) == before
+        kept = _kept_by(script.run, monkeypatch)
+        assert script.run.snapshot(before), "the state with which it begins"
+        for steps in (before, before + 1):
+            for _ in range(EACH):
+                script.model(torch.ones(5, 4)).sum().backward()
+                assert script.run.snapshot(steps) == (steps > before)
+            script.optimizer.step()
+            script.optimizer.zero_grad()
+        assert kept == [before, *EACH * [before + 1]]
+        script.run.save(tmp_path, before + 2)
+        script.run.wait_saved()
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("policy", [{}, {"reduce_dtype": torch.float32, "param_dtype": torch.bfloat16}])
 def test_while_fsdp2_has_some_that_are_not_reduced_nothing_is_kept_and_that_is_told_once(
@@ -219,8 +246,7 @@ def test_while_fsdp2_has_some_that_are_not_reduced_nothing_is_kept_and_that_is_t
     sharded: Any = fully_shard(model, mp_policy=MixedPrecisionPolicy(**policy))
     optimizer = torch.optim.SGD(sharded.parameters(), 0.1)
     run = Run(model=sharded, optimizer=optimizer)
-    kept: list[int] = []
-    monkeypatch.setattr(run._snapshots, "snapshot", lambda step: kept.append(step) is None)
+    kept = _kept_by(run, monkeypatch)
 
     for number in range(3 * EACH):
         is_last = number % EACH == EACH - 1

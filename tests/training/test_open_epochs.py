@@ -203,6 +203,8 @@ def test_of_two_loaders_that_nobody_can_tell_apart_each_goes_on_with_its_own_gen
 class DrawingFirst(Script):
     """`DrawingFirst` reads its loader without an end, and draws before it takes a batch, as for a mixup of it."""
 
+    draws = True
+
     def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
         assert skips
         torch.manual_seed(3)
@@ -211,16 +213,16 @@ class DrawingFirst(Script):
         optimizer = torch.optim.SGD(model.parameters(), 0.0001)
         run = Run(model=model, optimizer=optimizer)
         first = 0 if from_beginning else start - start % EPOCH
-        batches = self._numbered(self._loader_of(), first)
         if start:
             run.load_state_dict(self.kept[start])
+        batches = self._numbered(self._loader_of(), first)
         for _ in range(first, start):
             next(batches)
         seen = []
         for step in range(start, until):
             if not self._is_behind:
                 self._keep(run, step)
-            drawn = [random.random(), torch.rand(()).item()]
+            drawn = [random.random(), torch.rand(()).item()] if self.draws else []
             _, batch = next(batches)
             seen.append([*batch.flatten().tolist(), *drawn])
             model(batch).sum().backward()
@@ -242,6 +244,110 @@ def test_what_the_script_draws_before_it_takes_a_batch_it_draws_once(
     whole = script.train(0, 4 * EPOCH)
     for start in (1, EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH, 3 * EPOCH):
         assert script.train(start, 4 * EPOCH, from_beginning=from_beginning) == whole[start:], start
+
+
+class MakingItsIterator(DrawingFirst):
+    """`MakingItsIterator` makes one in front of its loop, and at the end of each epoch; it skips in one epoch alone."""
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        batches = [iter(loader)]
+
+        class Steps:
+            def __iter__(self) -> Steps:
+                return self
+
+            def __next__(self) -> tuple[int, Tensor]:
+                try:
+                    return step, next(batches[0])
+                except StopIteration:
+                    batches[0] = iter(loader)
+                    return step, next(batches[0])
+
+        return Steps()
+
+
+class BeginningEach(DrawingFirst):
+    """`BeginningEach` makes one for each epoch, in front of the place at which it asks for its state."""
+
+    def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
+        seen = []
+        torch.manual_seed(3)
+        random.seed(3)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0001)
+        run = Run(model=model, optimizer=optimizer)
+        loader = self._loader_of()
+        if start:
+            run.load_state_dict(self.kept[start])
+        for epoch in range(0 if from_beginning or not skips else start // EPOCH, until // EPOCH):
+            batches = iter(loader)
+            for step in range(EPOCH * epoch, EPOCH * (epoch + 1)):
+                if step < start:
+                    next(batches)
+                    continue
+                self._keep(run, step)
+                drawn = [random.random(), torch.rand(()).item()]
+                batch = next(batches)
+                seen.append([*batch.flatten().tolist(), *drawn])
+                model(batch).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        vars(run).clear()
+        return seen
+
+
+class MakingItsIteratorStill(MakingItsIterator):
+    """`MakingItsIteratorStill` draws nothing before it takes a batch."""
+
+    draws = False
+
+
+def _working() -> DataLoader[Tensor]:
+    return DataLoader(Still(), BATCH, shuffle=True, num_workers=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loader"),
+    [
+        *((kind, loader) for kind in (MakingItsIterator, BeginningEach) for loader in (shuffled, _own)),
+        *((kind, _working) for kind in (MakingItsIteratorStill, BeginningEach)),
+    ],
+)
+def test_an_iterator_that_is_made_behind_restore_and_of_which_nothing_is_skipped_has_the_next_epoch(
+    kind: type[DrawingFirst], loader: Callable[[], DataLoader[Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = kind(loader)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (EPOCH, EPOCH + 2, 2 * EPOCH, 3 * EPOCH):
+        assert script.train(start, 4 * EPOCH) == whole[start:], start
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_says_that_workers_have_got_an_order_before_the_script_drew(capsys: pytest.CaptureFixture[str]) -> None:
+    script = MakingItsIterator(_working)
+    script.train(0, 2 * EPOCH)
+    script.train(EPOCH, 2 * EPOCH)
+    assert "was made before the script drew what it draws in each step" in capsys.readouterr().err
+
+
+class ReadingAhead(Script):
+    """`ReadingAhead` takes all batches of a step before it asks for its state, and trains on them behind that."""
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        while True:
+            batches = iter(loader)
+            for both in zip(batches, batches, strict=True):
+                yield step, torch.cat(both)
+                step += 1
+
+
+def test_all_batches_that_were_read_for_a_step_are_read_with_the_same_numbers() -> None:
+    script = ReadingAhead(shuffled)
+    whole = script.train(0, 2 * EPOCH)
+    for start in (0, 1, 2, EPOCH // 2, EPOCH, EPOCH + 1):
+        assert script.train(start, 2 * EPOCH, from_beginning=True) == whole[start:], start
 
 
 def test_a_script_that_accumulates_over_the_end_of_an_epoch_has_not_skipped_the_next_one() -> None:

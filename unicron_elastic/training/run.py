@@ -231,12 +231,19 @@ class Run:
             sys.stderr.write(f"unicron: {why}.\n")
         if self._engine.is_passing or not (is_due or self._snapshots.is_wanted):
             return False
+        if self._is_behind_begin(step):
+            return False
         if self._engine.is_member:
             self._check_step(step)
             self._requests.ask_of_next(lambda: self._snapshots.snapshot(self._engine.steps_made))
             return self._snapshots.is_on
         self._engine.state = step  # this script counts them
         return self._can_be_kept() and self._gradients.can_be_kept() and self._snapshots.snapshot(step)
+
+    def _is_behind_begin(self, step: int) -> bool:
+        """Return whether the script has begun with this number, and has computed some of the step that is next."""
+        is_first = step == self._snapshots.began_with and not self._engine.is_member
+        return is_first and self._gradients.are_there()
 
     def _can_be_kept(self) -> bool:
         """Return whether no two places of what is registered have become one object; tells once if they have."""

@@ -16,10 +16,11 @@ class LoaderEpoch:
     """A `LoaderEpoch` is one of a loader, which ``mark`` and ``place`` tell in another process, too.
 
     ``is_drawn``: its order comes from random numbers that nobody had just seeded; ``moved`` are the generators that it
-    comes from. ``began`` and ``own_began`` is where the generators were, those of all and the loader's own; ``first``
-    and ``read`` where they were before its first batch and its latest one, if this process reads them. ``count`` is how
-    many were given, of one that was open in a state; it ``is_recent`` if some of them were since the call before that.
-    ``keeps_workers``: its loader had its workers already, and drew nothing for them.
+    comes from. ``began`` and ``own_began`` is where the generators were, those of all and the loader's own, and
+    ``behind_begin`` where those of all were when it had begun; ``first`` and ``read`` where they were before its first
+    batch and its latest one, if this process reads them. ``count`` is how many were given, of one that was open in a
+    state; it ``is_recent`` if some of them were since the call before that. ``keeps_workers``: its loader had its
+    workers already, and drew nothing for them.
     """
 
     mark: list[Any]
@@ -28,8 +29,11 @@ class LoaderEpoch:
     is_drawn: bool
     began: dict[str, Any]
     own_began: list[Any]
+    behind_begin: dict[str, Any] = field(default_factory=dict)
     read: dict[str, Any]
     first: dict[str, Any] = field(default_factory=dict)
+    since: int = 0  # the first batch behind the latest optimizer step
+    read_since: dict[str, Any] = field(default_factory=dict)  # where the generators were before that one
     count: int = 0
     is_recent: bool = True
     batches: Any = field(default=lambda: None)  # refers to what gives them
@@ -48,6 +52,7 @@ class LoaderEpoch:
     earlier: LoaderEpoch | None = None  # of the state that was taken over, which this one is again
     again: LoaderEpoch | None = None  # the latest one that is this one, of the state that was taken over, again
     is_of_before: bool = False  # whether it was begun before a state was taken over, until it gives a batch
+    is_early: bool = False  # whether it was begun before the place behind which it was to begin
     has_ended: bool = False
     trained: int = 0  # how many were given by the latest optimizer step
     looked: int = 0  # ... and by the latest look

@@ -100,6 +100,7 @@ class SnapshotManager:
         self._storage: Storage | None = None
         self._count = 0  # of the snapshots that this process has begun
         self._begun: int | None = None  # the number of the snapshot that was begun last
+        self.began_with = 0  # the number of the state with which the script goes on
         self._restores = False
         self.is_wanted = False  # the job is to wait: a snapshot of the next step, whichever it is
         generation = _generation()
@@ -280,7 +281,7 @@ class SnapshotManager:
         self._note_replication(taken, gather, rank)
         self.lineage = said[0]["token"]
         reached, is_restart = [each["reached"] for each in said], any(each["again"] for each in said)
-        step = chosen[0] if chosen is not None else 0
+        step = self.began_with = chosen[0] if chosen is not None else 0
         self._writer.adopt(offers.own, step)
         offers.close_others()
         if rank == 0:

@@ -26,9 +26,10 @@ from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, is_same
 from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, digest_of, mark_of
 from unicron_elastic.training.snapshot.looks import Looks
-from unicron_elastic.training.snapshot.own_generators import OwnGenerators, own_generators
+from unicron_elastic.training.snapshot.own_generators import OwnGenerators, draw_seed, own_generators
 from unicron_elastic.training.step.randomness import Generators, packed, unpacked
 
+_STATES = "began", "first", "read", "read_since"  # of generators
 _KINDS_MAX = 64  # of loaders that are remembered
 _OR = "samples of that epoch come twice or never"
 _ADVICE = (
@@ -82,11 +83,26 @@ class OpenEpochs:
             self._skipping = self._generators.states() if self._again else {}
             self._has_been_back = True
             self._generators.set(self._moment)
+            for each in self._begun_since():
+                each.is_early = True
         return not self._skipping
+
+    def _begun_since(self) -> list[LoaderEpoch]:
+        """Return what the script has begun between restore() and the place at which it asked for the state.
+
+        It is to begin it behind that place, as far as it has been given nothing of it.
+        """
+        found, at = [], self._moment
+        for each in self._untrained or ():
+            is_new = each.earlier is None and each.rest_of is None and not each.is_left
+            if is_new and not each.given and is_same(each.began, at):
+                found.append(each)
+                at = each.behind_begin
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
-        found = [each for each in self._living() if each.given and self._is_open(each)]
+        found = [each for each in self._living() if (each.given or not each.is_of_before) and self._is_open(each)]
         met = [each.mark for each in found if not each.is_looked_at]
         found = [each for each in found if each.mark in met or not each.is_looked_at]
         return {
@@ -114,6 +130,8 @@ class OpenEpochs:
                     "own_began": each.own_began,
                     "first": packed(each.first),
                     "read": packed(each.read),
+                    "since": each.since,
+                    "read_since": packed(each.read_since if each.since < each.given else {}),
                 }
                 for each in found
             ],
@@ -122,7 +140,7 @@ class OpenEpochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes it over; the generators are where they were when it was kept."""
         epochs = [
-            LoaderEpoch(**{**each, **{name: unpacked(each.get(name, {})) for name in ("began", "first", "read")}})
+            LoaderEpoch(**{**each, **{name: unpacked(each.get(name, {})) for name in _STATES}})
             for each in state["epochs"]
         ]
         # What the script has begun before it takes the state over it does not begin again.
@@ -278,7 +296,7 @@ class OpenEpochs:
         """Notes what gives the batches of that epoch, which may have given those of another before."""
         if noted is None:
             return None
-        noted.batches = ref(batches)
+        noted.batches, noted.behind_begin = ref(batches), self._generators.states()
         if noted.earlier is not None:
             noted.earlier.again = noted
         if noted.order is not None:
@@ -287,6 +305,8 @@ class OpenEpochs:
         if not noted.reads:
             self._note_first(noted, first_index_given(batches))
         self._epochs = [*(each for each in self._living() if each.batches() is not batches), noted]
+        if noted.earlier is not None and not noted.earlier.count:
+            self._had_all_of(noted.earlier)
         return _Batches(self, noted)
 
     def before_batch(self, epoch: LoaderEpoch, number: int) -> None:
@@ -294,13 +314,33 @@ class OpenEpochs:
         if self._skipping and epoch.earlier in self._again and not self._has_gradients():
             self._generators.set(self._skipping)
         self._skipping = {}
+        if epoch.is_early:
+            self._begin_late(epoch)
         if (earlier := self._last_again(epoch, number)) is not None:
             self._generators.set(earlier.read)
-        elif number == 1 and epoch.earlier in self._again and epoch.earlier is not None:  # then an order is drawn
-            self._generators.set(epoch.earlier.first)
+        elif epoch.earlier in self._again and epoch.earlier is not None:
+            if number == 1:  # then an order is drawn
+                self._generators.set(epoch.earlier.first)
+            elif number == epoch.earlier.since:
+                self._generators.set(epoch.earlier.read_since)
         if epoch.reads:
             epoch.read = self._generators.states()
             epoch.first = epoch.first or epoch.read
+            if epoch.given == epoch.trained:
+                epoch.since, epoch.read_since = number, epoch.read
+
+    def _begin_late(self, epoch: LoaderEpoch) -> None:
+        """Draw what its loader draws when it begins, as it would have begun here without the restart."""
+        epoch.is_early = False
+        if is_same(self._generators.states(), self._moment):
+            self._generators.set(epoch.behind_begin)
+        elif epoch.reads:
+            if (loader := epoch.loader()) is not None and loader.generator is None:
+                draw_seed(loader)
+        elif epoch.is_drawn:
+            _tell(
+                f"an iterator over the DataLoader was made before the script drew what it draws in each step: {_ADVICE}"
+            )
 
     def behind_index(self, epoch: LoaderEpoch, index: Any) -> None:
         """Notes what is in the batch that is about to be read."""
@@ -349,13 +389,17 @@ class OpenEpochs:
             epoch.is_at_last = False
             self._generators.set(self._moment)
         if (earlier := self._last_again(epoch, number)) is not None:
-            self._again.remove(earlier)
-            self._had.append(earlier)
-            if not self._again:
-                self._generators.set(self._moment)
+            self._had_all_of(earlier)
         elif number == epoch.mark[0] and self._may_be_at_state(epoch):
             self._generators.set(self._moment)  # what the script draws before it begins the next one counts
             self._behind_last.append(epoch.mark)
+
+    def _had_all_of(self, earlier: LoaderEpoch) -> None:
+        """Note that the script has had of this one what it had when the state was kept."""
+        self._again.remove(earlier)
+        self._had.append(earlier)
+        if not self._again:
+            self._generators.set(self._moment)
 
     def _tell_of_before(self, epoch: LoaderEpoch) -> None:
         """Tell of an epoch that was begun before the state was taken over, with which the script goes on."""
@@ -474,7 +518,7 @@ class _Batches:
 
 def without_numbers(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state of ``OpenEpochs`` that is for any rank: each has drawn numbers of its own."""
-    epochs = [{**each, "began": {}, "own_began": [], "first": {}, "read": {}} for each in state["epochs"]]
+    epochs = [{**each, "own_began": [], **{name: {} for name in _STATES}} for each in state["epochs"]]
     return {**state, "epochs": epochs, "own": []}
 
 

@@ -123,6 +123,11 @@ def own_generators(loader: Any) -> list[Generator]:
     return list({id(each): each for each in found if isinstance(each, Generator)}.values())
 
 
+def draw_seed(loader: Any) -> None:
+    """Draw what a loader draws for its workers when it begins, from its own generator or torch's."""
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
 def is_just_seeded(generator: Generator, state: Tensor) -> bool:
     """Return whether nothing was drawn from a generator in this state since it was seeded."""
     seeded: Tensor = Generator(generator.device).manual_seed(generator.initial_seed()).get_state()
@@ -153,7 +158,7 @@ def _put_on(draws: OwnDraws, loader: Any, own: Sequence[Generator]) -> None:
         generator.set_state(state)
     if is_drawn_again:
         if draws.draws_seed and loader.generator is not None:
-            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            draw_seed(loader)
         for _ in indices:
             pass
 
