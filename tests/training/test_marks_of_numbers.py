@@ -20,22 +20,40 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-def begun(weights: Tensor) -> SnapshotWriter:
+def begun(weights: Tensor, most: int = 0) -> SnapshotWriter:
     writer = SnapshotWriter(files=2)
     layout, tensors = flatten({"weights": weights})
-    marks = MarksOfNumbers([weights], None)
+    marks = MarksOfNumbers([weights], None, most=most)
     writer.begin(layout, tensors, {**ABOUT, "is_for_peer": False}, lambda _: None, marks)
     return writer
+
+
+def test_who_steps_unseen_has_the_two_newest_kept_from_then_on() -> None:
+    weights = nn.Parameter(torch.randn(300, 1000))
+    writer = begun(weights)
+    writer.before_step(None)  # of an optimizer of torch's
+    for step in range(4, 8):
+        writer.wait()
+        layout, tensors = flatten({"weights": weights})
+        marks = None if writer.is_careful else MarksOfNumbers([weights], None)
+        writer.begin(layout, tensors, {**ABOUT, "step": step, "is_for_peer": False}, lambda _: None, marks)
+        weights.data.mul_(0.9)  # by one of the script's own
+        writer.wait_copied()
+    writer.wait()
+    assert sorted(steps(writer)) == [6, 7]
 
 
 def steps(writer: SnapshotWriter) -> list[int]:
     return [header.step for file in writer._files if (header := file.header()) is not None]
 
 
+@pytest.mark.parametrize("most", [0, 256])
 @pytest.mark.parametrize("how", CHANGES)
-def test_a_snapshot_of_weights_that_change_meanwhile_is_not_kept(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_snapshot_of_weights_that_change_meanwhile_is_not_kept(
+    how: str, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     weights = nn.Parameter(torch.randn(300, 1000))
-    writer = begun(weights)
+    writer = begun(weights, most)
     CHANGES[how](weights)
     writer.before_step(None)
     assert steps(writer) == []
@@ -50,6 +68,25 @@ def test_one_of_weights_that_stay_is_and_the_marks_hold_nothing_then() -> None:
     writer.wait()
     assert steps(writer) == [3]
     assert not writer.is_careful
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(700, 3).t(),
+        torch.randn(2, 3, 40, 40).to(memory_format=torch.channels_last),
+        torch.randn(50, 60)[:, ::2],
+        torch.randn(3000, dtype=torch.complex64),
+        torch.ones(()),
+        torch.ones(0),
+    ],
+    ids=["transposed", "channels last", "with gaps", "complex", "single", "empty"],
+)
+def test_a_sample_tells_of_what_is_done_to_the_whole_of_a_tensor_however_it_lies_in_memory(tensor: Tensor) -> None:
+    marks = MarksOfNumbers([tensor, torch.zeros(9, dtype=torch.int32)], None, most=16)
+    assert not marks.have_changed()
+    tensor.mul_(0.5)
+    assert marks.have_changed() == bool(tensor.numel())
 
 
 def test_others_are_asked_and_forgotten_too() -> None:

@@ -403,3 +403,17 @@ def test_nothing_is_left_of_a_run_that_a_script_has_dropped(reproducible: bool, 
     del training
     gc.collect()
     assert [name for name, each in kept.items() if each() is not None] == []
+
+
+def test_a_lazy_module_is_kept_from_its_first_forward_pass_on(capsys: pytest.CaptureFixture[str]) -> None:
+    model, another = (nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2)) for _ in range(2))
+    run, again = (Run(model=each, optimizer=torch.optim.SGD(each.parameters(), lr=0.1)) for each in (model, another))
+    for _ in range(2):
+        assert not run.snapshot(0)
+    said = capsys.readouterr().err
+    assert said.count("model.1.weight is of a lazy module, and gets its shape in the first forward pass") == 1
+    model(torch.ones(1, 3))
+    run.snapshot(0)
+    again.load_state_dict(run.state_dict())
+    assert torch.equal(another[1].weight, model[1].weight)
+    assert capsys.readouterr().err == ""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from unicron_elastic.state.digest import digest_of
@@ -89,11 +90,21 @@ class Registered:
 
     def __init__(self, objects: Mapping[str, Stateful | dict[str, Any]]) -> None:
         self.objects: dict[str, Stateful] = {name: with_state(name, each) for name, each in objects.items()}
+        self._lazy = {name: each for name, each in self.objects.items() if isinstance(each, nn.Module)}
 
     def found_twice(self) -> str:
         """Say which two places of registered dicts, or of one and a module or an optimizer, are one; "" if none are."""
         dicts = {name: each.values for name, each in self.objects.items() if isinstance(each, ValuesOfScript)}
         return found_twice(dicts, self.objects) if dicts else ""
+
+    def uninitialised(self) -> str:
+        """Say which parameter or buffer of a lazy module has no shape yet; "" if none is like that."""
+        for name, module in self._lazy.items():
+            for part, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if is_lazy(tensor):
+                    return f"{name}.{part} is of a lazy module, and gets its shape in the first forward pass"
+        self._lazy = {}
+        return ""
 
     def state(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the state_dict of each, or of each with these ``names``.
@@ -201,7 +212,8 @@ def with_state(name: str, each: Stateful | dict[str, Any]) -> Stateful:
 def _was_made_for_inference(name: str, registered: Stateful) -> bool:
     """Return whether its tensors, as those of an average, may be changed in inference mode only."""
     if isinstance(registered, nn.Module):
-        return any(each.is_inference() for each in (*registered.parameters(), *registered.buffers()))
+        there = (each for each in (*registered.parameters(), *registered.buffers()) if not is_lazy(each))
+        return any(each.is_inference() for each in there)
     if name in _OWN_NAMES or isinstance(registered, Optimizer):
         return False
     tensors = [tensor for _, tensor in tensors_of(state_of(name, registered), name)]

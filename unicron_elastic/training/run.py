@@ -246,8 +246,8 @@ class Run:
         return is_first and self._gradients.are_there()
 
     def _can_be_kept(self) -> bool:
-        """Return whether no two places of what is registered have become one object; tells once if they have."""
-        why = self._registered.found_twice()
+        """Return whether what is registered is there, and no two places of it are one object; tells once if not."""
+        why = self._registered.uninitialised() or self._registered.found_twice()
         if why and not self._is_told_of_twice:
             self._is_told_of_twice = True
             if self._engine.rank == 0:

@@ -131,6 +131,7 @@ class SnapshotWriter:
         if self.is_careful:
             return
         self.is_careful = True
+        self._stepped_from = None  # by who changes weights now, as an optimizer of the script's own, nobody is told
         sys.stderr.write(
             f"unicron: the snapshot after {job.about['step']} steps is not kept, as weights were changed while it was "
             "copied; from now on each is copied before the step begins.\n"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unicron_elastic.compat.tensors import local_of
 from unicron_elastic.compat.watching.optimizers import tells_of_steps, watch_before_steps
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT_S = 60.0
 
 Key = tuple[int, ...]  # (step, 1, lineage) of a snapshot in memory, (step, 0, 0) of one in storage
+
+_LOOKED_AT = 256  # numbers of each parameter, in each snapshot
 
 
 class Keepable(Protocol):
@@ -151,14 +153,18 @@ class SnapshotManager:
     def _marks(self, unchanging: Sequence[Tensor]) -> Marks | None:
         """Return what tells whether any has changed while it is copied, beside torch's own counts.
 
-        All numbers are looked at in the first snapshot, the second, the fourth and so on: who changes weights behind
-        torch's back does so in each step.
+        All numbers are looked at in the first snapshot, the second, the fourth and so on, and some of each parameter in
+        all others: who changes weights behind torch's back does so in each step, or to whole tensors.
         """
         shards = [each for each in unchanging if local_of(each) is not each]
         marks = MarksOfShards(shards) if shards else None
         self._count += 1
-        is_thorough = self._count.bit_count() == 1 and not self._writer.is_careful
-        return MarksOfNumbers(unchanging, marks) if is_thorough else marks
+        if self._writer.is_careful:
+            return marks
+        if self._count.bit_count() == 1:
+            return MarksOfNumbers(unchanging, marks)
+        parameters = [each for each in unchanging if isinstance(each, nn.Parameter)]
+        return MarksOfNumbers(parameters, marks, most=_LOOKED_AT)
 
     def note_reached(self, step: int) -> None:
         """Writes down where the job has come to, for who restores an earlier state."""
