@@ -25,6 +25,7 @@ from unicron_elastic.training.snapshot.place_of_call import PlaceOfCall
 from unicron_elastic.training.snapshot.replication import BufferSync, Replication, reducers_of
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.snapshot.seldom_due import SeldomDue
+from unicron_elastic.training.snapshot.unregistered import UnregisteredOptimizers
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
@@ -90,6 +91,7 @@ class Run:
         self._gradients = AccumulatedGradients(self._registered.objects.values())
         self._buffer_sync = BufferSync(reducers)
         self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
+        self._unregistered = UnregisteredOptimizers(self._registered.objects.values())
         self._place = PlaceOfCall()
         self._requests = Requests(self._wait_kept)
         self._engine = Engine(
@@ -169,6 +171,7 @@ class Run:
             )
         self._snapshots.begin_steps()
         self._gradients.is_off = True  # there is none where a step is yielded
+        self._unregistered.is_kept = False
         engine = self._engine
         if engine.has_made(total) or not engine.join(total, micro_batches):
             return
@@ -238,7 +241,9 @@ class Run:
             self._requests.ask_of_next(lambda: self._snapshots.snapshot(self._engine.steps_made))
             return self._snapshots.is_on
         self._engine.state = step  # this script counts them
-        return self._can_be_kept() and self._gradients.can_be_kept() and self._snapshots.snapshot(step)
+        is_kept = self._can_be_kept() and self._gradients.can_be_kept() and self._snapshots.snapshot(step)
+        self._unregistered.is_kept |= is_kept
+        return is_kept
 
     def _is_behind_begin(self, step: int) -> bool:
         """Return whether the script has begun with this number, and has computed some of the step that is next."""

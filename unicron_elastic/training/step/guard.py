@@ -186,12 +186,12 @@ class Guard:
         ):  # another run's may step in another one
             return
         self._is_right.add(optimizer)
-        if any(_holds(optimizer, each) for each in self._optimizers):
+        if any(holds(optimizer, each) for each in self._optimizers):
             return  # its state is that of the one inside
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         self._watch([each for each in parameters if id(each) not in self._known])
         is_of_model = any(id(each) in self._known for each in parameters)
-        if is_of_model and not self._is_unknown_told and not any(_holds(each, optimizer) for each in self._others):
+        if is_of_model and not self._is_unknown_told and not any(holds(each, optimizer) for each in self._others):
             self._tell(
                 f"{type(optimizer).__name__}, an optimizer that is not registered, has stepped over parameters of the "
                 "model: its state is neither kept nor given to a rank that takes a lost one's place. Make it before "
@@ -219,7 +219,7 @@ class Guard:
         )
 
 
-def _holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
+def holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
     """Return whether it is, or has, the optimizer: a wrapper of the script's own gives its state."""
     if registered is optimizer:
         return True
@@ -232,4 +232,4 @@ def _holds(registered: Any, optimizer: Optimizer, levels: int = 3) -> bool:
             parts = list(registered)
         case _:
             parts = list(getattr(registered, "__dict__", {}).values())
-    return len(parts) <= _PARTS_MAX and any(_holds(each, optimizer, levels - 1) for each in parts)
+    return len(parts) <= _PARTS_MAX and any(holds(each, optimizer, levels - 1) for each in parts)
