@@ -207,14 +207,8 @@ class DrawingFirst(Script):
 
     def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
         assert skips
-        torch.manual_seed(3)
-        random.seed(3)
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0001)
-        run = Run(model=model, optimizer=optimizer)
+        model, optimizer, run = self._begun(start)
         first = 0 if from_beginning else start - start % EPOCH
-        if start:
-            run.load_state_dict(self.kept[start])
         batches = self._numbered(self._loader_of(), first)
         for _ in range(first, start):
             next(batches)
@@ -272,14 +266,8 @@ class BeginningEach(DrawingFirst):
 
     def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
         seen = []
-        torch.manual_seed(3)
-        random.seed(3)
-        model = nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.0001)
-        run = Run(model=model, optimizer=optimizer)
+        model, optimizer, run = self._begun(start)
         loader = self._loader_of()
-        if start:
-            run.load_state_dict(self.kept[start])
         for epoch in range(0 if from_beginning or not skips else start // EPOCH, until // EPOCH):
             batches = iter(loader)
             for step in range(EPOCH * epoch, EPOCH * (epoch + 1)):
