@@ -92,7 +92,7 @@ def test_what_is_given_up_and_what_is_no_file_of_a_worker_leaves_no_descriptor()
         until(lambda: kept.submissions() and open_files("given-up") == 2)
         kept.drop(JOB)
         assert kept.submissions() == []
-    assert open_files("given-up") == 0
+    until(lambda: open_files("given-up") == 0)  # one may come yet, and is given up then
 
 
 def test_a_child_hears_that_its_job_is_to_wait() -> None:

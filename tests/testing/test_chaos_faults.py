@@ -24,12 +24,18 @@ def taken_under(folder):
     return blocks
 """
 COUNT_TICKS = """
+ticked = threading.Event()
 def tick():
     while True:
         say("tick", time.monotonic())
+        ticked.set()
         time.sleep(0.005)
+def await_tick():
+    ticked.clear()
+    ticked.wait()
 threading.Thread(target=tick, daemon=True).start()
 """
+AWAIT_TICK = "await_tick()"  # in each step
 
 
 @pytest.mark.parametrize(
@@ -60,13 +66,13 @@ def test_a_stopped_worker_goes_on_when_it_may(jobs: Any) -> None:
 
 
 def test_other_threads_run_while_one_sleeps(jobs: Any, script: Any) -> None:
-    (worker,) = jobs.start("sleep:rank=0,step=2,seconds=0.3", script=script(before=COUNT_TICKS))
+    (worker,) = jobs.start("sleep:rank=0,step=2,seconds=0.3", script=script(before=COUNT_TICKS, inside=AWAIT_TICK))
     assert worker.wait() == 0
     assert worker.out.split("unicron chaos")[1].split("forward 2")[0].count("tick") >= 5
 
 
 def test_no_other_thread_runs_while_one_holds_the_interpreter(jobs: Any, script: Any) -> None:
-    (worker,) = jobs.start("hang-gil:rank=0,step=2,seconds=0.3", script=script(before=COUNT_TICKS))
+    (worker,) = jobs.start("hang-gil:rank=0,step=2,seconds=0.3", script=script(before=COUNT_TICKS, inside=AWAIT_TICK))
     assert worker.wait() == 0
     ticks = [float(found) for found in re.findall(r"tick (.+)", worker.out)]
     assert max(after - before for before, after in pairwise(ticks)) > 0.29
