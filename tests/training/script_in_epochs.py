@@ -57,8 +57,7 @@ class Script:
 
     def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
         """Trains from a state that was kept, or from the beginning, to a step; skips its epoch's or all before it."""
-        model, optimizer, run = self._begun(start)
-        loader = self._loader_of()
+        model, optimizer, run, loader = self._begun(start)
         seen = []
         first = 0 if from_beginning else start - start % EPOCH if skips else start
         for step, batch in self._numbered(loader, first):
@@ -78,17 +77,18 @@ class Script:
         vars(run).clear()  # its process would end: nothing of it watches the loaders of the next one
         return seen
 
-    def _begun(self, start: int) -> tuple[nn.Linear, torch.optim.SGD, Run]:
-        """Return what the script trains with, as it is when a state is taken over, or in the beginning."""
+    def _begun(self, start: int) -> tuple[nn.Linear, torch.optim.SGD, Run, DataLoader[Tensor]]:
+        """Return what the script trains with and on, as it is when a state is taken over, or in the beginning."""
         torch.manual_seed(3)
         random.seed(3)
         np.random.seed(3)
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), 0.0001)
         run = Run(model=model, optimizer=optimizer)
+        loader = self._loader_of()
         if start:
             run.load_state_dict(self.kept[start])
-        return model, optimizer, run
+        return model, optimizer, run, loader
 
     def _keep(self, run: Run, step: int) -> None:
         run.snapshot(step)

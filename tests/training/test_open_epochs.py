@@ -207,9 +207,9 @@ class DrawingFirst(Script):
 
     def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
         assert skips
-        model, optimizer, run = self._begun(start)
+        model, optimizer, run, loader = self._begun(start)
         first = 0 if from_beginning else start - start % EPOCH
-        batches = self._numbered(self._loader_of(), first)
+        batches = self._numbered(loader, first)
         for _ in range(first, start):
             next(batches)
         seen = []
@@ -266,8 +266,7 @@ class BeginningEach(DrawingFirst):
 
     def train(self, start: int, until: int, *, skips: bool = True, from_beginning: bool = False) -> list[list[float]]:
         seen = []
-        model, optimizer, run = self._begun(start)
-        loader = self._loader_of()
+        model, optimizer, run, loader = self._begun(start)
         for epoch in range(0 if from_beginning or not skips else start // EPOCH, until // EPOCH):
             batches = iter(loader)
             for step in range(EPOCH * epoch, EPOCH * (epoch + 1)):
@@ -293,6 +292,14 @@ class MakingItsIteratorStill(MakingItsIterator):
 
 def _working() -> DataLoader[Tensor]:
     return DataLoader(Still(), BATCH, shuffle=True, num_workers=1)
+
+
+@pytest.mark.parametrize("loader", [shuffled, _own, _working])
+def test_a_script_may_never_ask_for_the_batch_behind_the_last(loader: Callable[[], DataLoader[Tensor]]) -> None:
+    script = BeginningEach(loader)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (2, EPOCH - 1, EPOCH, EPOCH + 2, 2 * EPOCH, 3 * EPOCH - 1):
+        assert script.train(start, 4 * EPOCH, from_beginning=True) == whole[start:], start
 
 
 @pytest.mark.parametrize(

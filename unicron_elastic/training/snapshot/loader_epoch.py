@@ -102,7 +102,12 @@ class LoaderEpoch:
         """Return whether the script takes no more of them, as far as is known where it begins this loader now."""
         if self.is_left or self.loader() is not loader:
             return self.is_left
-        return keeps_workers(loader) or (self.given > 0 and self.is_look)
+        return keeps_workers(loader) or self.has_given_all or (self.given > 0 and self.is_look)
+
+    @property
+    def has_given_all(self) -> bool:
+        """Return whether the script has all of them; it need not ask whether there is one more."""
+        return self.mark[0] is not None and self.had >= self.mark[0]
 
     def note_order(self) -> None:
         """Notes from what its order comes, as is known by now."""

@@ -275,7 +275,7 @@ class OpenEpochs:
         if epoch not in untrained or epoch.earlier is not None or epoch.within is not None or epoch.is_look:
             return False
         others = [each for each in untrained if each.mark == epoch.mark and each is not epoch]
-        if any(each.given and not each.is_left for each in others):
+        if any(each.given and not (each.is_left or each.has_given_all) for each in others):
             return False  # in the midst of that one: the script evaluates, say
         return self._is_at_state(epoch.mark, self._left[tuple(epoch.mark)] + len(others) + 1)
 
