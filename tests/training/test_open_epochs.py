@@ -240,6 +240,32 @@ def test_what_the_script_draws_before_it_takes_a_batch_it_draws_once(
         assert script.train(start, 4 * EPOCH, from_beginning=from_beginning) == whole[start:], start
 
 
+class Alternating(DrawingFirst):
+    """`Alternating` takes its batches of two loaders without an end, of which one has as many as the other has left."""
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        shorter = DataLoader(Subset(Noisy(), range(4 * BATCH)), BATCH, shuffle=True)
+        whole, part = (DrawingFirst._numbered(each, 0) for each in (loader, shorter))
+        while True:
+            yield step, next(whole if step % EPOCH in (2, 4) else part)[1]
+            step += 1
+
+
+def test_a_loader_that_is_as_long_as_what_is_left_of_another_is_not_taken_for_that() -> None:
+    script = Alternating(shuffled, snapshot_behind=True)
+    whole = script.train(0, 4 * EPOCH)
+    for start in (EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH):
+        assert script.train(start, 4 * EPOCH, from_beginning=True) == whole[start:], start
+
+
+class TakenOnce(dict[int, Any]):
+    """`TakenOnce` has a state until a script takes it over, so that it is kept anew."""
+
+    def __getitem__(self, step: int) -> Any:
+        return self.pop(step)
+
+
 class MakingItsIterator(DrawingFirst):
     """`MakingItsIterator` makes one in front of its loop, and at the end of each epoch; it skips in one epoch alone."""
 
@@ -315,7 +341,11 @@ def test_an_iterator_that_is_made_behind_restore_and_of_which_nothing_is_skipped
     script = kind(loader)
     whole = script.train(0, 4 * EPOCH)
     for start in (EPOCH, EPOCH + 2, 2 * EPOCH, 3 * EPOCH):
-        assert script.train(start, 4 * EPOCH) == whole[start:], start
+        for _ in range(2):  # from what was kept in the first place, and by one that was restarted there
+            assert script.train(start, 4 * EPOCH) == whole[start:], start
+            script.kept = TakenOnce(script.kept)
+            script.train(start, start + EPOCH)
+            script.kept = dict(script.kept)
     assert capsys.readouterr().err == ""
 
 

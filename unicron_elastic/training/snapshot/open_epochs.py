@@ -102,7 +102,8 @@ class OpenEpochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
-        found = [each for each in self._living() if (each.given or not each.is_of_before) and self._is_open(each)]
+        begun = [each for each in self._living() if each.given or not (each.is_of_before or each.is_early)]
+        found = [each for each in begun if self._is_open(each)]
         met = [each.mark for each in found if not each.is_looked_at]
         found = [each for each in found if each.mark in met or not each.is_looked_at]
         return {
@@ -112,7 +113,8 @@ class OpenEpochs:
             "looks": self._looks.state_dict(each.mark for each in self._untrained_on()),
             "trained": [each for each in self._trained if self._is_of_one(each)],
             "own": self._own.state_dict(
-                [(each.loader(), each.draws_seed) for each in self._living() if not self._is_open(each)]
+                [(each.loader(), each.draws_seed) for each in self._living() if not self._is_open(each)],
+                [(each.loader(), each.own_began) for each in self._living() if each.is_early],
             ),
             "epochs": [
                 {
@@ -272,7 +274,7 @@ class OpenEpochs:
     def _may_be_at_state(self, epoch: LoaderEpoch) -> bool:
         """Return whether the script, which is given the last batch of this epoch, may have skipped it as the last."""
         untrained = self._untrained or []
-        if epoch not in untrained or epoch.earlier is not None or epoch.within is not None or epoch.is_look:
+        if epoch not in untrained or epoch.earlier is not None or epoch.is_look:
             return False
         others = [each for each in untrained if each.mark == epoch.mark and each is not epoch]
         if any(each.given and not (each.is_left or each.has_given_all) for each in others):

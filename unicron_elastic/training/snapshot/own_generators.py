@@ -46,8 +46,13 @@ class OwnGenerators:
     def __init__(self) -> None:
         self._draws: list[OwnDraws] = []
 
-    def state_dict(self, at_end: Sequence[tuple[Any, bool]]) -> list[dict[str, Any]]:
-        """Return where they are. ``at_end``: loaders that have given all of an epoch, and whether it drew a seed."""
+    def state_dict(
+        self, at_end: Sequence[tuple[Any, bool]], early: Sequence[tuple[Any, list[Tensor]]] = ()
+    ) -> list[dict[str, Any]]:
+        """Return where they are. ``at_end``: loaders that have given all of an epoch, and whether it drew a seed.
+
+        ``early``: those that have begun one which they are yet to begin, and where their generators were before that.
+        """
         found = [(each, each.loader()) for each in self._draws]
         return [
             {
@@ -55,7 +60,7 @@ class OwnGenerators:
                 "first": each.first,
                 "latest": each.latest,
                 "repeats": each.repeats,
-                "kept": _states(own_generators(loader)),
+                "kept": next((began for begun, began in early if begun is loader), _states(own_generators(loader))),
                 "draws_seed": next((draws for given, draws in at_end if given is loader), None),
             }
             for each, loader in found
