@@ -142,6 +142,7 @@ IN_A_STEP: list[tuple[Callable[[Training, Step], None], type[Exception], str]] =
         TypeError,
         "one number.*got Tensor",
     ),
+    (lambda training, step: step.backward(training.loss(), weight="5"), TypeError, "one number.*got str"),
     (_a_number, TypeError, "as a tensor, and not as float"),
     (_nothing, RuntimeError, "was not called for micro-batch 0"),
 ]

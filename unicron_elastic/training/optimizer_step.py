@@ -129,6 +129,8 @@ class Step:
 def _weight(weight: Tensor | float) -> float:
     """Return a weight as a number. Raises TypeError for what is none, and ValueError for one that no mean can have."""
     try:
+        if isinstance(weight, str | bytes):  # which Python would read as a number
+            raise TypeError
         number = float(weight.detach() if isinstance(weight, Tensor) else weight)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(
