@@ -272,7 +272,7 @@ class Gradients:
         touched = self._notes.read()
         for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
             parameter.grad = view if is_touched else None
-        self.weight = self._notes.weight()
+        self.weight = self._notes.weight
         if self.weight is not None and self._trained:
             divide_each(self.views[: len(self._trained)], self.weight)
 

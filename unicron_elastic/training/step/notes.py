@@ -34,6 +34,7 @@ class Notes:
         self._weighted = memory[3 * micro_batches : 3 * micro_batches + 1]
         self._stamp = bytes(_STAMP)
         self.losses = memory[:micro_batches]
+        self.weight: float | None = None  # of all micro-batches, once the sum is read; None: they have none
 
     @staticmethod
     def size(micro_batches: int, parameters: int) -> int:
@@ -70,10 +71,13 @@ class Notes:
     def read(self) -> list[bool]:
         """Whether any rank has a gradient of each parameter, from the sum.
 
-        Raises RuntimeError if it is not the sum of this step's micro-batches, each once.
+        Then ``weight`` is known as well. Raises RuntimeError if it is not the sum of this step's micro-batches, each
+        once, and WrongUseError if some have a weight and others have not, or if all weights are zero.
         """
-        numbers = self._memory[2 * self._micro_batches :].tolist()
-        counts, rest = numbers[: self._micro_batches], numbers[self._micro_batches + 1 :]
+        count = self._micro_batches
+        numbers = self._memory[count:].tolist()  # all at once: a device is waited for each time
+        weights, counts = numbers[:count], numbers[count : 2 * count]
+        weighted, *rest = numbers[2 * count :]
         ends = -DIGEST_NOTES - _DIGITS - _FLAGS - 1
         touched, stamp, ranks = rest[: ends - _STAMP], rest[ends - _STAMP : ends], rest[ends]
         if stamp != [ranks * byte for byte in self._stamp]:
@@ -84,14 +88,10 @@ class Notes:
         wrong = [f"{index} ({count:g} times)" for index, count in enumerate(counts) if count != 1]
         if wrong:
             raise RuntimeError(f"the reduced gradients must have each micro-batch once, and have {', '.join(wrong)}")
+        self.weight = self._total(weights, round(weighted))
         return [count > 0 for count in touched]
 
-    def weight(self) -> float | None:
-        """The sum of the weights, from the sum; None if no micro-batch has one.
-
-        Raises WrongUseError if some have one and others have not, or if all are zero.
-        """
-        weighted = round(float(self._weighted))
+    def _total(self, weights: Sequence[float], weighted: int) -> float | None:
         if not weighted:
             return None
         if weighted != self._micro_batches:
@@ -99,7 +99,7 @@ class Notes:
                 f"step.backward(loss, weight=...) got a weight for {weighted} of {self._micro_batches} micro-batches: "
                 "give one for each, on all ranks, or for none"
             )
-        total = math.fsum(self._weights.tolist())
+        total = math.fsum(weights)
         if not total:
             raise WrongUseError("all micro-batches of this step have the weight 0, so that it has no mean")
         return total
