@@ -239,15 +239,17 @@ class _Launch:
         return found
 
     def _ask_for_stacks(self) -> None:
-        for log in read_logs(self.folder):
+        living = self._carriers()  # the number of one that has ended may be another process's by now
+        for log in (each for each in read_logs(self.folder) if each.pid in living):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(log.pid, signal.SIGUSR1)
                 time.sleep(0.1)
 
     def _kill_all(self) -> None:
         for agent in self.agents:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(agent.process.pid, signal.SIGKILL)
+            if agent.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(agent.process.pid, signal.SIGKILL)
             agent.process.wait()
         end = time.monotonic() + GONE_S
         while (left := self._carriers()) and time.monotonic() < end:

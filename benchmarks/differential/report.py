@@ -29,6 +29,7 @@ class Result:
     struck: int
     tries: int = 1
     times_seen: int = 1
+    err: str = ""  # what its agents and workers have complained of
 
     @property
     def command(self) -> str:

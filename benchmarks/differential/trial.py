@@ -70,6 +70,7 @@ class Trials:
             launch_s=launched.took_s,
             processes=len(launched.logs),
             struck=sum(len(log.of("struck")) for log in launched.logs) + len(launched.done),
+            err=launched.err,
         )
 
     def _endpoint(self, case: Case) -> str:

@@ -134,7 +134,8 @@ def test_what_is_saved_is_what_is_there(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_that_are_lost_change_nothing(values: dict[str, Any], trials: Trials) -> None:
-    assert trials.result("", Case.of(values)).problems == []
+    result = trials.result("", Case.of(values))
+    assert result.problems == [], result.err[-20_000:]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,8 @@ def test_ranks_that_are_lost_change_nothing(values: dict[str, Any], trials: Tria
     ],
 )
 def test_nodes_that_come_and_go_change_nothing(values: dict[str, Any], trials: Trials) -> None:
-    assert trials.result("", Case.of(values)).problems == []
+    result = trials.result("", Case.of(values))
+    assert result.problems == [], result.err[-20_000:]
 
 
 def test_a_case_is_its_own_description() -> None:
