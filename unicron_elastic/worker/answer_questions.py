@@ -38,6 +38,7 @@ from unicron_elastic.worker.instructions import (
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import GroupCounts, Imported, LatestCollectives, Position
 from unicron_elastic.worker.process.imported_modules import ImportedModules
+from unicron_elastic.worker.process.main_frame import main_frame
 from unicron_elastic.worker.worlds import hear
 
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
@@ -178,7 +179,7 @@ def _operation() -> str:
     than an answer may.
     """
     with contextlib.suppress(Exception):
-        frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
+        frame = main_frame()
         for _ in range(FRAMES_MAX):
             if frame is None:
                 break
@@ -202,7 +203,7 @@ _WAITS = (
 def is_at_prompt() -> bool:
     """Whether the main thread waits in a debugger or a console, for a person."""
     with contextlib.suppress(Exception):
-        frame = sys._current_frames().get(sys.modules["threading"].main_thread().ident)
+        frame = main_frame()
         for _ in range(FRAMES_MAX):
             if frame is None:
                 break

@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import NamedTuple
 
 from unicron_elastic.compat.loaded import C10D
+from unicron_elastic.worker.process.main_frame import main_frame
 
 STUCK_S = 5.0
 LOOK_S = 0.5
@@ -70,7 +70,7 @@ def _watch(has_gone_on: Callable[[], bool], why: str) -> None:
 
 def _glance() -> Glance | None:
     main = threading.main_thread()
-    frame: FrameType | None = None if main.ident is None else sys._current_frames().get(main.ident)
+    frame = main_frame()
     if frame is None or main.ident is None:
         return None
     cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main.ident))
