@@ -175,6 +175,19 @@ def test_a_script_that_was_restarted_may_be_so_again(kind: type[Script], *, is_b
         assert script.train(second, UNTIL) == whole[second:], (first, second)
 
 
+class DrawingBehind(LookingThrough):
+    """`DrawingBehind` draws something behind its look, which the training's numbers are not to come behind."""
+
+    @staticmethod
+    def look(loader: DataLoader[Tensor]) -> object:
+        LookingThrough.look(loader)
+        return torch.rand(3)
+
+
+def test_what_is_drawn_behind_a_look_does_not_count_in_a_later_epoch() -> None:
+    check(DrawingBehind(shuffled, snapshot_behind=True), (2 * EPOCH, 3 * EPOCH))
+
+
 class EvaluatingSame(Script):
     """`EvaluatingSame` goes through the loader that it trains on at every third batch, before it trains on that."""
 

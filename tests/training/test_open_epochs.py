@@ -259,6 +259,13 @@ def test_a_loader_that_is_as_long_as_what_is_left_of_another_is_not_taken_for_th
         assert script.train(start, 4 * EPOCH, from_beginning=True) == whole[start:], start
 
 
+def test_so_it_does_where_nobody_knows_how_long_an_epoch_is() -> None:
+    script = DrawingFirst(lambda: DataLoader(Stream(), BATCH))
+    whole = script.train(0, 4 * EPOCH)
+    for start in (EPOCH + 1, 2 * EPOCH, 3 * EPOCH):
+        assert script.train(start, 4 * EPOCH, from_beginning=True) == whole[start:], start
+
+
 class TakenOnce(dict[int, Any]):
     """`TakenOnce` has a state until a script takes it over, so that it is kept anew."""
 

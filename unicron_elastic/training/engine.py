@@ -269,7 +269,7 @@ class Engine:
         if self._buffers is not None:
             self._buffers.begin_micro_batch()
 
-    def backward(self, index: int, loss: Tensor, weight: Tensor | float | None) -> None:
+    def backward(self, index: int, loss: Tensor, weight: float | None) -> None:
         """Adds the gradients of a micro-batch, whose ``loss`` is a sum if it has a ``weight``, and else a mean."""
         gradients, _ = self._parts()
         gradients.check()

@@ -154,7 +154,8 @@ class SnapshotManager:
         """Return what tells whether any has changed while it is copied, beside torch's own counts.
 
         All numbers are looked at in the first snapshot, the second, the fourth and so on, and some of each parameter in
-        all others: who changes weights behind torch's back does so in each step, or to whole tensors.
+        all others: who changes weights behind torch's back does so in each step, or to whole tensors. Not on a device,
+        which would be waited for each time.
         """
         shards = [each for each in unchanging if local_of(each) is not each]
         marks = MarksOfShards(shards) if shards else None
@@ -163,8 +164,8 @@ class SnapshotManager:
             return marks
         if self._count.bit_count() == 1:
             return MarksOfNumbers(unchanging, marks)
-        parameters = [each for each in unchanging if isinstance(each, nn.Parameter)]
-        return MarksOfNumbers(parameters, marks, most=_LOOKED_AT)
+        parameters = [each for each in unchanging if isinstance(each, nn.Parameter) and each.device.type == "cpu"]
+        return MarksOfNumbers(parameters, marks, most=_LOOKED_AT) if parameters else marks
 
     def note_reached(self, step: int) -> None:
         """Writes down where the job has come to, for who restores an earlier state."""

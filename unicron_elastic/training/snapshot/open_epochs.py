@@ -102,8 +102,7 @@ class OpenEpochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs in whose middle the script is."""
-        begun = [each for each in self._living() if each.given or not (each.is_of_before or each.is_early)]
-        found = [each for each in begun if self._is_open(each)]
+        found = [each for each in self._living() if not each.is_early and self._is_open(each)]
         met = [each.mark for each in found if not each.is_looked_at]
         found = [each for each in found if each.mark in met or not each.is_looked_at]
         return {
@@ -266,7 +265,7 @@ class OpenEpochs:
         return has_skipped
 
     def _is_at_state(self, mark: list[Any], since: int) -> bool:
-        """Return whether so many epochs of a loader, all or none of them skipped, may have brought it to the state."""
+        """Return whether the script may be where the state was kept, as it has left so many epochs of a loader."""
         if not since or mark not in self._trained or self._has_gradients():
             return False
         return self._looks.is_at_state(mark, since)

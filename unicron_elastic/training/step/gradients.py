@@ -151,7 +151,7 @@ class Gradients:
         self._ready.end_pass()
         self._added.clear()
 
-    def add(self, index: int, loss: Tensor, weight: Tensor | float | None = None) -> None:
+    def add(self, index: int, loss: Tensor, weight: float | None = None) -> None:
         """Notes that this rank has computed a micro-batch; autograd has added its gradients."""
         self._notes.add(index, loss, weight)
         self._remember()

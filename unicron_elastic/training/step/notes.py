@@ -45,7 +45,7 @@ class Notes:
         """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
         self._stamp = stamp
 
-    def add(self, index: int, loss: Tensor, weight: Tensor | float | None) -> None:
+    def add(self, index: int, loss: Tensor, weight: float | None) -> None:
         """This rank has computed a micro-batch; ``weight``: None if it has none."""
         self.losses[index].copy_(loss)
         self._counts[index] += 1

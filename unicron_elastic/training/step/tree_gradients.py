@@ -53,7 +53,7 @@ class TreeGradients(Gradients):
         for parameter in self.parameters:
             parameter.grad = None
 
-    def add(self, index: int, loss: Tensor, weight: Tensor | float | None = None) -> None:
+    def add(self, index: int, loss: Tensor, weight: float | None = None) -> None:
         """Takes the gradients of a micro-batch."""
         super().add(index, loss, weight)
         self._sum.add(index)

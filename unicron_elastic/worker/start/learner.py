@@ -34,7 +34,7 @@ class Learner:
         """
         former = 0 if self.channel is None else self._group
         self.stop()
-        _wait_until_gone(former)
+        self._wait_until_gone(former)
         between.wait_for_all()
         ours, theirs = Channel.pair()
         become_subreaper()  # the one that goes on is to be this process's child
@@ -96,6 +96,15 @@ class Learner:
         be_no_subreaper()
         self.collect()
 
+    def _wait_until_gone(self, group: int) -> None:
+        """Wait for processes that were killed: one of them may be between the learner and a worker."""
+        deadline = time.monotonic() + REPARENT_DEADLINE_S
+        with contextlib.suppress(ProcessLookupError):
+            while group and time.monotonic() < deadline:
+                os.killpg(group, 0)
+                time.sleep(_LOOK_S)
+                self.collect()
+
     def forget(self) -> None:
         """Leave it alone, in a worker."""
         if self.channel is not None:
@@ -107,15 +116,6 @@ class Learner:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-
-
-def _wait_until_gone(group: int) -> None:
-    """Wait for processes that were killed: one of them may be between the learner and a worker."""
-    deadline = time.monotonic() + REPARENT_DEADLINE_S
-    with contextlib.suppress(ProcessLookupError):
-        while group and time.monotonic() < deadline:
-            os.killpg(group, 0)
-            time.sleep(_LOOK_S)
 
 
 def serve(
