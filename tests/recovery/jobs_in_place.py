@@ -42,6 +42,7 @@ class InPlace(Job):
         entered: bool = True,
         elsewhere: tuple[Member, ...] = (),
         holds: bool = False,
+        replica_size: int = 1,
         why_stay: str = "it is the only node of the job.",
         do_others_train: bool = False,
         **policy: Any,
@@ -49,6 +50,7 @@ class InPlace(Job):
         super().__init__(workers, **policy)
         self.elsewhere = elsewhere
         self.holds = holds
+        self.replica_size = replica_size
         self.wanted: list[ChangeWorld] = []
         self.replaced: list[int] = []
         self._pids: dict[int, int] = {}
@@ -128,7 +130,8 @@ class InPlace(Job):
         return super().start(*args, **kwargs)
 
     def entered(self, local_rank: int) -> list[Command]:
-        return self.feed(MemberEntered(at=self._at(None), local_rank=local_rank, generation=self.state.generation))
+        at, size, generation = self._at(None), self.replica_size, self.state.generation
+        return self.feed(MemberEntered(at=at, local_rank=local_rank, replica_size=size, generation=generation))
 
     def fetched(self, local_rank: int) -> list[Command]:
         event = StateFetched(at=self._at(None), local_rank=local_rank, state=7, generation=self.state.generation)

@@ -235,10 +235,14 @@ class WorkerReplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberEntered:
-    """A worker can go on in its process when others are lost, and asks which world it belongs to."""
+    """A worker can go on in its process when others are lost, and asks which world it belongs to.
+
+    ``replica_size`` workers of its node, in their order, make one replica: if one of them is lost, all are.
+    """
 
     at: float
     local_rank: int
+    replica_size: int = 1
     generation: int | None = None
 
 

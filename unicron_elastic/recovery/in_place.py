@@ -13,7 +13,7 @@ from dataclasses import replace
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import World
-from unicron_elastic.recovery import departure, node_loss, storms, worker_loss
+from unicron_elastic.recovery import departure, node_loss, replica_mates, storms, worker_loss
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -56,7 +56,8 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
         return state, []
     match event:
         case WorkerReplaced():
-            return storms.started(_replaced(state, event), [event.worker.local_rank], event.at), []
+            state = storms.started(_replaced(state, event), [event.worker.local_rank], event.at)
+            return replica_mates.end_with_lost(state, event.worker.local_rank, event.at)
         case WorldChanged():
             return _world_changed(state, event)
         case WorldBroke():
@@ -68,7 +69,8 @@ def about_world(state: JobState, event: AboutWorld) -> tuple[JobState, list[Comm
         return state, []
     match event:
         case MemberEntered():
-            return _entered(state, worker, event.at)
+            state = replace(state, replica_size=max(state.replica_size, event.replica_size))
+            return worker_loss.end_without_mates(state, worker, event.at) or _entered(state, worker, event.at)
         case StateFetched():
             return _fetched(state, worker)
         case MemberLeft():
@@ -88,7 +90,8 @@ def _entered(state: JobState, worker: Worker, at: float) -> tuple[JobState, list
     if state.world is not None:
         # After it had parted it trains once more, and those who were lost meanwhile are wanted again.
         state, commands = replace_lost(state, at) if worker.part is Part.PARTED else (state, [])
-        commands += worker_loss.without_the_ended(state) if worker.part is Part.PARTED else []
+        state, ended = worker_loss.without_the_ended(state, at) if worker.part is Part.PARTED else (state, [])
+        commands += ended
         told: list[Command] = [TellWorld(local_rank=worker.local_rank)]
         if state.came_late and worker.part is Part.NONE:  # another worker of this node has had it taken in
             told.insert(0, InviteMember(local_rank=worker.local_rank, sources=()))
@@ -106,40 +109,55 @@ def _wish_for_all(state: JobState, asks: Worker) -> list[Command]:
     is_first = all(worker.part not in (Part.MEMBER, Part.NEWCOMER) for worker in state.workers)
     if not state.came_late or not is_first or asks.takes_place:
         return []
-    began = (worker for worker in state.running if not worker.is_lost and not worker.takes_place)
-    members = tuple(member_of(state, worker) for worker in began)
-    return [ChangeWorld(joined=members, restarts_used=state.restarts_used, reason="")]
+    began = [worker for worker in state.running if not worker.is_lost and not worker.takes_place]
+    members = tuple(member_of(state, worker) for worker in replica_mates.complete(state, began))
+    return [ChangeWorld(joined=members, restarts_used=state.restarts_used, reason="")] if members else []
 
 
 def _came_late(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
     """A newcomer gets the state from a member here, or else, invited without a source, from one elsewhere in the group.
 
-    It must know that it is one: if all who have the state are lost meanwhile, it has nothing to begin with.
+    It must know that it is one: if all who have the state are lost meanwhile, it has nothing to begin with. Of a
+    replica of several it gets what those have who stand in its place in theirs.
     """
-    state = state.with_worker(replace(worker, part=Part.NEWCOMER))
-    sources = tuple(each.local_rank for each in members_here(state))
+    state = state.with_worker(replace(worker, part=Part.NEWCOMER, is_ready=False))
+    members = (each for each in members_here(state) if replica_mates.holds_the_same(state, each, worker))
+    sources = tuple(each.local_rank for each in members)
     return state, [InviteMember(local_rank=worker.local_rank, sources=sources)]
 
 
 def _fetched(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    worker = state.find(worker.local_rank) or worker
-    if state.world is not None and state.world.rank_of(name_of(state, worker)) is not None:
+    worker, world = state.find(worker.local_rank) or worker, state.world
+    if world is not None and world.rank_of(name_of(state, worker)) is not None:
         return state, [TellWorld(local_rank=worker.local_rank)]  # its node has had it taken in
-    if worker.part is not Part.NEWCOMER or state.world is None:
+    if worker.part is not Part.NEWCOMER or world is None:
         return state, []
-    here = living_members(state)  # whom this one replaces may not be out of the world yet
-    size = 1 + sum(member.node != state.node or member.name in here for member in state.world.members)
-    reason = f"rank {worker.rank} is back and joins the others: {counted(size, 'rank', 'ranks')}."
-    return state, [ChangeWorld(joined=(member_of(state, worker),), reason=reason)]
+    state = state.with_worker(replace(worker, is_ready=True))
+    if not replica_mates.are_ready(state, worker):
+        return state, []
+    back = replica_mates.with_mates(state, [worker])
+    here = living_members(state)  # whom these replace may not be out of the world yet
+    size = len(back) + sum(member.node != state.node or member.name in here for member in world.members)
+    who = replica_mates.named_ranks(back, "is back and joins", "are back and join")
+    reason = f"{who} the others: {counted(size, 'rank', 'ranks')}."
+    return state, [ChangeWorld(joined=tuple(member_of(state, each) for each in back), reason=reason)]
 
 
 def _left(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
-    """A newcomer was too early or too late; when it comes again it has another name, as no member ever comes back."""
+    """A newcomer was too early or too late; when it comes again it has another name, as no member ever comes back.
+
+    Its mates say the same, at the same time, and all leave when the first one does.
+    """
     if worker.part is not Part.MEMBER:
         return state, []
-    again = replace(worker, part=Part.NONE, takes_place=worker.takes_place + 1, since=0)
-    reason = f"rank {worker.rank} comes later, when its script is where the others are."
-    return state.with_worker(again), [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
+    replica = replica_mates.with_mates(state, [worker])
+    leave = [each for each in replica if each.exit_code is None and each.part in (Part.MEMBER, Part.PARTED)]
+    names = replica_mates.whole(state, (name_of(state, each) for each in leave))
+    for each in leave:
+        again = replace(each, part=Part.NONE, is_ready=False, takes_place=each.takes_place + 1, since=0)
+        state = state.with_worker(again)
+    comes = replica_mates.named_ranks(leave, "comes later, when its script is", "come later, when their scripts are")
+    return state, [ChangeWorld(lost=names, reason=f"{comes} where the others are.")]
 
 
 def _without_what_it_mends(state: JobState, before: World | None) -> JobState:
@@ -185,7 +203,8 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
     if event.world.over:  # who has not made its last step hears of it and meets nobody
         state, ended = worker_loss.end_newcomers(state)
         return state, [*told, *ended]
-    left_out = [*worker_loss.left_to_the_others(state, before), *_without_the_gone(state, event.world)]
+    state, left_out = worker_loss.left_to_the_others(state, before)
+    left_out += _without_the_gone(state, event.world)
     return state, [*told, *late, *left_out, *_without_the_ended(state, event.world)]
 
 
@@ -201,8 +220,10 @@ def _without_the_gone(state: JobState, world: World) -> list[Command]:
 def _without_the_ended(state: JobState, world: World) -> list[Command]:
     """A newcomer may have ended while the world that takes it in was written, so that nobody could leave it out yet."""
     here = {member.name for member in world.members if member.node == state.node}
-    over = {name_of(state, worker) for worker in state.workers if worker.part is Part.PARTED or worker.exit_code == 0}
-    lost = tuple(sorted(here - over - set(living_members(state))))
+    parted = [worker for worker in state.workers if worker.part is Part.PARTED]
+    ended = [worker for worker in state.workers if worker.exit_code == 0 and not worker.is_lost]
+    over = {name_of(state, worker) for worker in (*ended, *parted)}
+    lost = replica_mates.whole(state, sorted(here - over - set(living_members(state))))
     if not lost or len(lost) == world.size:
         return []
     reason = "Members whose processes have ended meanwhile are left out."

@@ -27,6 +27,7 @@ from unicron_elastic.recovery.commands import (
     RecordIncident,
     StartWorkers,
     TellPeers,
+    WakeAt,
 )
 from unicron_elastic.recovery.events import (
     Event,
@@ -81,6 +82,7 @@ from unicron_elastic.recovery.policy import (
     why_none_left,
 )
 from unicron_elastic.recovery.records import judged, open_incident
+from unicron_elastic.recovery.replica_mates import CAUSE_GRACE_S
 from unicron_elastic.recovery.state import JobState, Phase, Worker, named
 from unicron_elastic.recovery.stopping import end_of_teardown, not_told, stop, stop_ending, summon
 
@@ -161,6 +163,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         why_stay=event.why_stay,
         recall=None,  # of which the new round tells
         node=event.node,
+        replica_size=1,  # until these workers say another
         observed=None,
         world=None,
         unbroken_since=0,
@@ -197,9 +200,12 @@ def _worker_raised(state: JobState, event: WorkerRaised) -> tuple[JobState, list
         return state, []
     ended = replace(worker, raised=event.failure, step=event.failure.step)
     state = state.with_worker(replace(ended, has_saved=event.has_saved, has_restored=event.has_restored))
-    if not _came_before_stop(worker, event.failure.at):
-        return state, []  # an exception on SIGTERM is how many scripts stop
-    return _fault_noticed(state, classify(event.failure), event.at, "exception propagation")
+    if not _came_before_stop(worker, event.failure.at) or worker.is_lost:
+        return state, []  # an exception on SIGTERM is how many scripts stop, and whose loss is known has no other fault
+    fault = classify(event.failure)
+    if worker_loss.awaits_cause(state, worker, fault):
+        return state, [WakeAt(at=event.at + CAUSE_GRACE_S)]
+    return _fault_noticed(state, fault, event.at, worker_loss.BROKE_METHOD)
 
 
 def _worker_ending(state: JobState, event: WorkerEnding) -> JobState:
@@ -228,7 +234,7 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     if worker.is_lost and state.phase is Phase.RUNNING:
         state, commands = worker_loss.lost_ended(state, worker, event)
     elif event.exit_code == 0 and state.phase is Phase.RUNNING:
-        state, commands = worker_loss.member_ended(state, worker)
+        state, commands = worker_loss.member_ended(state, worker, event.at)
     elif any(f.failure.local_rank == worker.local_rank for f in state.faults):
         state = _add_exit_code(state, worker.local_rank, event.exit_code)
     elif event.exit_code != 0 and not _was_forgiven(state, worker) and _is_fault(state.phase, worker, event):
@@ -239,6 +245,13 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
 def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
     fault = classify(_failure_at_exit(worker, event))
     was_stopping = state.phase is Phase.STOPPING
+    if not was_stopping and worker.raised is not None:  # which was left to be explained, and is not
+        return _fault_noticed(
+            state,
+            classify(replace(worker.raised, exit_code=event.exit_code)),
+            event.at,
+            worker_loss.BROKE_METHOD,
+        )
     state, commands = _fault_noticed(state, fault, event.at, "process supervision")
     if not was_stopping:
         return state, commands
@@ -444,7 +457,8 @@ def _act_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]:
         state, more = observed(state, fault)
         return state, commands + more
     state, more = _fault_noticed(state, fault, at, METHOD, why_act(hang, at))
-    assert state.incident is not None
+    if state.incident is None:  # nobody needed who hung
+        return state, commands + more
     report = None if hang.evidence is None else hang.evidence.report
     state = replace(state, incident=replace(state.incident, noticed_at=hang.at, evidence=report))
     return state, commands + more
@@ -477,6 +491,9 @@ def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]
     state, commands = worker_loss.replace_if_due(state, at)
     state, more = worker_loss.end_lost(state, at)
     commands += more
+    if (fault := worker_loss.unexplained(state, at)) is not None:
+        state, more = _fault_noticed(state, fault, at, worker_loss.BROKE_METHOD)
+        return state, commands + more
     fault = worker_loss.cause_of_breaks(state, at)
     if fault is not None:
         state, more = _fault_noticed(replace(state, broke=None), fault, at, worker_loss.BROKE_METHOD)

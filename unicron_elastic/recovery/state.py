@@ -52,6 +52,7 @@ class Worker:
     has_saved: bool | None = None  # it wrote a checkpoint; None: unknown
     has_restored: bool | None = None  # it began from one
     part: Part = Part.NONE
+    is_ready: bool = False  # it has the state, and waits for its mates to have it
     is_given_up: bool = False  # the others train on without it to the end, as no replacement comes to train
     takes_place: int = 0  # of how many that were lost, or left as they were not where the others are
     since: int = 0  # the number of the world that took it in
@@ -175,6 +176,7 @@ class JobState:
     recall: Recall | None = None
     observed: Incident | None = None  # of a finding, of which nothing was done
     node: str = "here"  # what this node is called in the worlds of this generation
+    replica_size: int = 1  # how many workers of this node, in their order, make one replica
     world: World | None = None  # of those who can go on without one another; None: nobody asked for one
     unbroken_since: int = 0  # the number of the world since which others have joined, and nothing else has happened
     came_late: bool = False  # to that world: no worker of this generation has a state of its own to begin with
@@ -226,6 +228,7 @@ class JobState:
     def validate(self) -> None:
         """Raises AssertionError if an invariant is broken; tests call it after every event."""
         assert self.restarts_used >= 0, self
+        assert self.replica_size >= 1, self
         assert len({w.local_rank for w in self.workers}) == len(self.workers), self
         is_under_way = bool(self.running) or self.awaits_replacements
         assert is_under_way == (self.phase in (Phase.RUNNING, Phase.STOPPING)), self

@@ -21,7 +21,7 @@ from unicron_elastic.base.text import counted
 from unicron_elastic.base.world import EndOfSteps, World
 from unicron_elastic.faults import Fault, RootCause, Severity, classify, signature
 from unicron_elastic.planning.model.configured import why_begin_again
-from unicron_elastic.recovery import node, storms
+from unicron_elastic.recovery import node, replica_mates, storms
 from unicron_elastic.recovery.commands import (
     ChangeWorld,
     Command,
@@ -49,6 +49,7 @@ from unicron_elastic.recovery.policy import (
     why_none_left,
 )
 from unicron_elastic.recovery.records import judged, open_incident
+from unicron_elastic.recovery.replica_mates import named_ranks, who_ends_with, with_mates
 from unicron_elastic.recovery.state import (
     JobState,
     Part,
@@ -71,7 +72,7 @@ def parted(state: JobState, worker: Worker, event: MemberParted) -> tuple[JobSta
     return (state, []) if event.world else end_newcomers(state)
 
 
-def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Command]]:
+def member_ended(state: JobState, worker: Worker, at: float) -> tuple[JobState, list[Command]]:
     """Decide what follows when a worker ends well: the training is over, or the others go on without it."""
     world = state.world
     if world is None:
@@ -81,48 +82,84 @@ def member_ended(state: JobState, worker: Worker) -> tuple[JobState, list[Comman
         if worker.parted_in is not None and not all(is_unneeded(state, each) for each in others):
             # Who has made the last step as well may train once more; if what they do breaks, they do.
             has_broken = state.broke is not None or state.unbroken_since > worker.parted_in
-            return (replace(state, broke=None), without_the_ended(state)) if has_broken else (state, [])
+            return without_the_ended(replace(state, broke=None), at) if has_broken else (state, [])
         state, commands = end_newcomers(state)
         if worker.parted_in is not None and not is_over(state):
             commands.append(ChangeWorld(over=worker.parted_in, reason=""))
         return state, commands
-    if world.rank_of(name_of(state, worker)) is None:
-        said = f"rank {worker.rank} ended by itself before it came to the others, who train on without it."
-        return state, [Tell(reason=said)] if worker.takes_place and members_here(state) else []
-    if not members_here(state) and not is_anyone_elsewhere(state):
+    is_in = world.rank_of(name_of(state, worker)) is not None
+    if is_in and not replica_mates.trains_anyone_else(state, worker) and not is_anyone_elsewhere(state):
         return end_newcomers(state)
-    reason = f"rank {worker.rank} has ended by itself: the others go on without it."
-    return state, [ChangeWorld(lost=(name_of(state, worker),), reason=reason)]
+    names = replica_mates.whole(state, [name_of(state, worker)])
+    state, mates = replica_mates.let_mates_end(state, [worker], at)
+    commands = _until_they_end(state, mates, at)
+    if is_in:
+        who = f"rank {worker.rank} has ended by itself"
+        reason = f"{_ended_with(who, mates)}: the others go on without {'them' if mates else 'it'}."
+        return state, [ChangeWorld(lost=names, reason=reason), *commands]
+    who = f"rank {worker.rank} ended by itself before it came to the others, who train on without it"
+    said = f"{_ended_with(who, mates)}."
+    is_told = bool(mates) or (worker.takes_place > 0 and bool(members_here(state)))
+    return state, [Tell(reason=said), *commands] if is_told else commands
 
 
-def without_the_ended(state: JobState) -> list[Command]:
+def _ended_with(who: str, mates: Sequence[Worker]) -> str:
+    """Return that some have ended, and who ends with them."""
+    if not mates:
+        return who
+    return f"{who}, and {named_ranks(mates, 'ends', 'end')} with it, as a replica is all of its ranks"
+
+
+def _until_they_end(state: JobState, mates: Sequence[Worker], at: float) -> list[Command]:
+    """Have it looked whether they have ended, when their time for that is over."""
+    return [WakeAt(at=at + state.policy.teardown_timeout_s)] if mates else []
+
+
+def without_the_ended(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Have those who train once more do so without workers that have ended instead, and others end their steps."""
     world = state.world
     ended = [each for each in state.workers if each.part is Part.PARTED and each.parted_in and each.exit_code == 0]
     if world is None or is_over(state):
-        return []
+        return state, []
     ended = [each for each in ended if world.rank_of(name_of(state, each)) is not None]
-    if not 0 < len(ended) < world.size:
-        return []
+    names = replica_mates.whole(state, (name_of(state, each) for each in ended))
+    if not 0 < len(names) < world.size:
+        return state, []
+    state, mates = replica_mates.let_mates_end(state, ended, at)
     who = named_ranks(ended, "has ended by itself", "have ended by themselves")
-    reason = f"{who} after the last step: the others go on without {'it' if len(ended) == 1 else 'them'}."
-    return [
-        ChangeWorld(lost=tuple(name_of(state, each) for each in ended), reason=reason),
+    who = _ended_with(f"{who} after the last step", mates)
+    without = "it" if len(ended) == 1 else "them"
+    if len(names) > len(ended):
+        without = "its replica" if len(ended) == 1 else "their replicas"
+    reason = f"{who}: the others go on without {without}."
+    return state, [
+        ChangeWorld(lost=names, reason=reason),
         ChangeWorld(parted=_latest_end(ended), reason=""),
+        *_until_they_end(state, mates, at),
     ]
+
+
+def end_without_mates(state: JobState, worker: Worker, at: float) -> tuple[JobState, list[Command]] | None:
+    """End a worker that asks for a part, if one of its replica has ended by itself; None if none has.
+
+    Where nobody else trains nothing is done: what it waits for fails.
+    """
+    ended = replica_mates.have_others_ended(state, worker)
+    is_anyone_there = replica_mates.trains_anyone_else(state, worker) or is_anyone_elsewhere(state)
+    if not ended or state.world is None or not is_anyone_there:
+        return None
+    names = replica_mates.names_of(state, worker)
+    state, mates = replica_mates.let_mates_end(state.with_worker(replace(worker, part=Part.NEWCOMER)), ended, at)
+    reason = f"{_ended_with(named_ranks(ended, 'has ended', 'have ended'), mates)}."
+    commands = _until_they_end(state, mates, at)
+    return state, [ChangeWorld(lost=names, reason=reason) if names else Tell(reason=reason), *commands]
 
 
 def _latest_end(have_parted: Iterable[Worker]) -> EndOfSteps:
     return max(EndOfSteps(worker.parted_in or 0, worker.parted_at) for worker in have_parted)
 
 
-def named_ranks(workers: Sequence[Worker], does: str, do: str) -> str:
-    """Return what people read: rank 3 ``does``, or ranks 3, 4 ``do``."""
-    ranks = ", ".join(str(each.rank) for each in workers)
-    return f"rank {ranks} {does}" if len(workers) == 1 else f"ranks {ranks} {do}"
-
-
-def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
+def left_to_the_others(state: JobState, before: World | None) -> tuple[JobState, list[Command]]:
     """Have those who still wait for the end of their steps do so without others, who have left it.
 
     Whoever will not train once more leaves the world; of the others it is told that all had come to that end.
@@ -130,19 +167,25 @@ def left_to_the_others(state: JobState, before: World | None) -> list[Command]:
     world = state.world
     have_parted = [worker for worker in state.workers if worker.part is Part.PARTED]
     if world is None or world.number == 1 or not have_parted:
-        return []
+        return state, []
     gone = [
         worker
         for worker in state.workers
         if worker.is_lost or (worker in have_parted and (not worker.parted_in or worker.exit_code == 0))
     ]
     names = tuple(name for name in (name_of(state, worker) for worker in gone) if world.rank_of(name) is not None)
+    names = replica_mates.whole(state, names)
+    for worker in gone:  # whose mates cannot make another step either
+        for mate in replica_mates.mates_of(state, worker):
+            if mate.part is Part.MEMBER and name_of(state, mate) in names:
+                end = replace(mate, part=Part.PARTED, parted_in=worker.parted_in, parted_at=worker.parted_at)
+                state = state.with_worker(end)
     reason = "The training is over: those who still make their last step do so without the others."
     commands: list[Command] = [ChangeWorld(lost=names, reason=reason)] if names else []
     parted = _latest_end(have_parted)
     if parted.world and parted > world.parted and before is not None and world.breaks(before):
         commands.append(ChangeWorld(parted=parted, reason=""))
-    return commands
+    return state, commands
 
 
 def end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
@@ -178,6 +221,12 @@ def why_not_over(state: JobState) -> str:
 
 
 def is_unneeded(state: JobState, worker: Worker) -> bool:
+    """Return whether a worker has not come to the others before these made their last steps, nor have its mates."""
+    mates = (each for each in replica_mates.mates_of(state, worker) if each.exit_code is None and not each.is_lost)
+    return all(_is_late(state, each) for each in (worker, *mates))
+
+
+def _is_late(state: JobState, worker: Worker) -> bool:
     """Return whether a worker has not come to the others before these made their last steps, if they have."""
     made_in = max((each.parted_in or 0 for each in state.workers if each.part is Part.PARTED), default=0)
     if state.world is not None:
@@ -197,17 +246,18 @@ BREAK_GRACE_NODES_S = 0.5  # ... if it may be that of a node
 
 def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
     """Leaves out whom this fault took, if the others can go on without; None if all workers have to begin again."""
-    lost = _taken(state, fault, method)
+    taken = _taken(state, fault, method)
+    lost = _with_living_mates(state, taken)
     if state.phase is not Phase.RUNNING:
         return None
     if lost and has_anyone_parted(state) and all(is_unneeded(state, worker) for worker in lost):
-        return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.")
+        return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.", taken)
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
     is_final = why_final(state.policy, (fault.failure,)) is not None
     if not is_final and node.cannot_take_the_state(fault):
         return give_up(state, fault, at, method) or _leave_to_the_others(state, fault, lost, at)
-    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    cause = RootCause(fault=fault, consequences=_raised_for_it(lost, taken), reason=fault.reason)
     if not is_final and all(is_newcomer(state, each) for each in lost):
         repeats, verdict = _answer_on_the_way(state, cause, lost, at)
     else:
@@ -217,6 +267,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
         verdict = replace(verdict, reason=f"{_who_goes_on(state, lost)} {verdict.reason}")
     if not verdict.restart:
         return None
+    verdict = replace(verdict, reason=f"{_who_ends(lost, taken)}{verdict.reason}")
     attempts, rung = climb(state.attempts, fault, at, state.policy)
     why_stay = node.why_not_ask(state, why_not_in_place(state, -1)) if rung.severity is Severity.SEV1 else ""
     said = verdict.reason
@@ -227,7 +278,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     does_ask = rung.severity is Severity.SEV1 and not why_stay
     is_noticed = does_ask or _is_missed(state, lost)
     state, booked = _book(state, cause, verdict, at=at, method=method, is_noticed=is_noticed)
-    state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}")
+    state, commands = _leave_out(state, lost, at, f"{fault.reason} {verdict.reason}", taken)
     answered = (signature(fault.failure), fault.failure.step) if state.incident is not None else None
     state = replace(hang_after(state, lost), answered=answered)
     if not does_ask:
@@ -256,23 +307,27 @@ def _answer_on_the_way(
 
 def give_up(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobState, list[Command]] | None:
     """Train on without replacements that do not come to train; None if nobody of this node trains."""
-    lost = tuple(each for each in state.workers if each.local_rank == fault.failure.local_rank)
+    taken = tuple(each for each in state.workers if each.local_rank == fault.failure.local_rank)
+    lost = with_mates(state, taken)
     if not any(each.part in (Part.MEMBER, Part.PARTED) for each in state.running if each not in lost):
         return None
     if state.phase is not Phase.RUNNING or is_over(state):
         return None
-    cause = RootCause(fault=fault, consequences=(), reason=fault.reason)
+    cause = RootCause(fault=fault, consequences=_raised_for_it(lost, taken), reason=fault.reason)
+    running = tuple(each for each in lost if not _is_gone(each))
     reason = f"{_who_trains_on(state, lost)} {named_ranks(lost, 'is', 'are')} not replaced any more."
+    reason = f"{_who_ends(running, taken)}{reason}"
     verdict = Verdict(restart=True, restarts_used=state.restarts_used, reason=reason)
-    is_over_with = all(_is_gone(each) for each in lost)
+    is_over_with = not running
     is_noticed = not is_over_with and _is_missed(state, lost)
     state, booked = _book(state, cause, verdict, at=at, method=method, is_noticed=is_noticed)
     lost = tuple(replace(each, is_given_up=True) for each in lost)
     for each in lost:
         state = state.with_worker(each)
+    running = tuple(each for each in lost if not _is_gone(each))
     if is_over_with:
         return state, [Tell(reason=f"{fault.reason} {reason}"), *booked]
-    state, commands = _leave_out(state, lost, at, f"{fault.reason} {reason}")
+    state, commands = _leave_out(state, running, at, f"{fault.reason} {reason}", taken)
     return hang_after(state, lost), [*commands, *booked]
 
 
@@ -283,7 +338,9 @@ def _leave_to_the_others(
     does_ask = state.recall is not None and state.recall.departure is not None
     if node.is_only_on_its_way(state) or not (does_ask or is_worth_asking(state)):
         return None
-    state, commands = _leave_out(state, lost, at, fault.reason)
+    taken = [each for each in lost if each.local_rank == fault.failure.local_rank]
+    ends = _who_ends(lost, taken).rstrip()
+    state, commands = _leave_out(state, lost, at, " ".join(filter(None, (fault.reason, ends))), taken)
     state, asks = (state, []) if does_ask else node.ask_for(state, fault)
     return state, [*commands, *asks]
 
@@ -336,6 +393,41 @@ def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
     hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
     taken = {fault.failure.local_rank, *hung}
     return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
+
+
+def _with_living_mates(state: JobState, taken: Iterable[Worker]) -> tuple[Worker, ...]:
+    """Return these and all of their replicas who are not lost yet."""
+    return tuple(each for each in with_mates(state, taken) if not _is_gone(each))
+
+
+def _not_taken(lost: Iterable[Worker], taken: Iterable[Worker]) -> list[Worker]:
+    of_fault = {each.local_rank for each in taken}
+    return [each for each in lost if each.local_rank not in of_fault]
+
+
+def _who_ends(lost: Sequence[Worker], taken: Sequence[Worker]) -> str:
+    """Return who is lost because of a mate, as a sentence with a space behind it; "" if nobody is."""
+    said = who_ends_with(_not_taken(lost, taken), taken)
+    return f"{said} " if said else ""
+
+
+def _raised_for_it(lost: Iterable[Worker], taken: Iterable[Worker]) -> tuple[Fault, ...]:
+    """Return what mates of those whom a fault took have raised, which was left to be explained."""
+    return tuple(classify(each.raised) for each in _not_taken(lost, taken) if each.raised is not None)
+
+
+def awaits_cause(state: JobState, worker: Worker, fault: Fault) -> bool:
+    """Whether it is waited for the death of a mate, which may explain what a worker has raised."""
+    if not fault.is_consequence or not replica_mates.may_be_explained(state, worker):
+        return False
+    return _can_others_go_on(state, _with_living_mates(state, [worker]))
+
+
+def unexplained(state: JobState, at: float) -> Fault | None:
+    """Return what a worker has raised that no death of a mate explains, when it is time to act on that."""
+    raised = [each.raised for each in state.workers if each.raised is not None and not _is_gone(each)]
+    due = [failure for failure in raised if at >= failure.at + replica_mates.CAUSE_GRACE_S]
+    return classify(due[0]) if due else None
 
 
 def _has_nobody_the_state(fault: Fault) -> bool:
@@ -465,16 +557,22 @@ def _are_in(state: JobState, lost: tuple[Worker, ...]) -> bool:
     return any(state.world.rank_of(name_of(state, worker)) is not None for worker in lost)
 
 
-def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str) -> tuple[JobState, list[Command]]:
-    """Let the others go on without them, end those who still run, and replace them soon."""
+def _leave_out(
+    state: JobState, lost: tuple[Worker, ...], at: float, reason: str, taken: Sequence[Worker]
+) -> tuple[JobState, list[Command]]:
+    """Let the others go on without them, end those who still run, and replace them soon.
+
+    ``taken`` are those whom the fault took, and the others end with them.
+    """
     assert state.world is not None
     of_lost = (name_of(state, worker) for worker in lost)
     names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
     is_missed = _is_missed(state, lost)
     running = [worker for worker in lost if worker.exit_code is None]
-    hung = tuple(worker.local_rank for worker in running if worker.raised is None)
+    mates = _not_taken(running, taken)
+    hung = tuple(worker.local_rank for worker in running if worker.raised is None and worker not in mates)
     for worker in lost:
-        was_killed = worker.local_rank in hung
+        was_killed = worker.local_rank in hung or worker in mates
         has_trained = worker.part is Part.MEMBER and (worker.went_on_in or not worker.takes_place)
         lost_in = state.world.number if has_trained or worker.part is Part.PARTED else worker.lost_in
         left = replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed, lost_in=lost_in)
@@ -487,7 +585,10 @@ def _leave_out(state: JobState, lost: tuple[Worker, ...], at: float, reason: str
     commands: list[Command] = [change if is_missed else Tell(reason=reason)]
     if hung:
         commands.append(KillWorkers(local_ranks=hung, reason=f"{named(hung)} may not hear SIGTERM: SIGKILL at once."))
-    if len(hung) < len(running):  # who raised still tears down, and prints its traceback
+    if mates:
+        of_mates = tuple(each.local_rank for each in mates)
+        commands.append(KillWorkers(local_ranks=of_mates, reason=who_ends_with(mates, taken)))
+    if len(hung) + len(mates) < len(running):  # who raised still tears down, and prints its traceback
         commands.append(WakeAt(at=at + state.policy.teardown_timeout_s))
     return replace(state, replace_at=replace_at), [*commands, WakeAt(at=replace_at)]
 
@@ -525,24 +626,26 @@ def replace_if_due(state: JobState, at: float) -> tuple[JobState, list[Command]]
 def replace_lost(state: JobState, at: float) -> tuple[JobState, list[Command]]:
     """Replaces the lost whose processes have ended, unless all others have made their last step.
 
-    Who was started often of late is replaced later.
+    Who was started often of late is replaced later, and those of one replica are replaced together.
     """
     put_off, state = state.replace_at, replace(state, replace_at=None)
     is_wanted = bool(members_here(state)) or is_anyone_elsewhere(state)
     if state.leaves or has_anyone_parted(state) or is_over(state) or not is_wanted:
         return state, []
     commands: list[Command] = []
-    for worker in state.workers:
-        if not worker.is_lost or worker.exit_code is None or worker.is_given_up:
+    for lost in replica_mates.replicas_of(state, (each for each in state.workers if each.is_lost)):
+        if any(each.exit_code is None or each.is_given_up for each in lost):
             continue
-        start_at = storms.may_start_at(state, [worker.local_rank], at)
+        local_ranks = [each.local_rank for each in lost]
+        start_at = storms.may_start_at(state, local_ranks, at)
         if start_at > at:
             if start_at != put_off:
-                said = f"rank {worker.rank} restarts in {start_at - at:.0f} s,"
-                commands.append(Tell(reason=f"{said} {storms.why_later(state, [worker.local_rank], at)}."))
+                said = f"{named_ranks(lost, 'restarts', 'restart')} in {start_at - at:.0f} s,"
+                commands.append(Tell(reason=f"{said} {storms.why_later(state, local_ranks, at)}."))
             state = replace(state, replace_at=min(start_at, state.replace_at or start_at))
             commands.append(WakeAt(at=start_at))
-        else:
+            continue
+        for worker in lost:
             state = state.with_worker(replace(worker, part=Part.REPLACING))
             reason = f"rank {worker.rank} restarts."
             commands.append(
@@ -574,7 +677,8 @@ def world_broke(state: JobState, event: WorldBroke) -> tuple[JobState, list[Comm
         return state, []
     if event.world < (state.unbroken_since if event.outlives_joins else state.world.number):
         return state, []
-    if ended := without_the_ended(state):
+    state, ended = without_the_ended(state, event.at)
+    if ended:
         return state, ended
     return replace(state, broke=event), [WakeAt(at=event.at + _grace_s(state))]
 

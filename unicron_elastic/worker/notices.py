@@ -97,7 +97,12 @@ class Saving(Notice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered(Notice):
-    """`Entered` says that the script trains in steps(), as a member of worlds."""
+    """`Entered` says that the script trains in steps(), as a member of worlds.
+
+    ``replica_size`` is how many processes of its node make one replica with it: they are lost together.
+    """
+
+    replica_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ class WorkerMessages:
         self._say = say
         self._say_once = say_once
         self._why_killed = why_killed
+        self._replica_size: int | None = None  # as the first of them has said it that has entered
         self.error_files: Mapping[int, str] = {}  # where torchrun has them, by local rank
         self.may_enter: Callable[[int], bool] = lambda _local_rank: True  # as a member of a world that may change
         self.on_served: Callable[[int, Mapping[str, Any] | None], None] = lambda _newcomer, _address: None
@@ -188,9 +189,11 @@ class WorkerMessages:
         """Take what a worker says of the world that it trains in; whether it was that."""
         local_rank, generation = worker.local_rank, self._generation
         match said:
-            case Entered():
+            case Entered(replica_size=replica_size):
+                size = self._agreed_size(worker, replica_size)
                 if self.may_enter(local_rank):
-                    self._post(MemberEntered(at=now, local_rank=local_rank, generation=generation))
+                    entered = MemberEntered(at=now, local_rank=local_rank, replica_size=size, generation=generation)
+                    self._post(entered)
             case Ready(state=state):
                 self._post(StateFetched(at=now, local_rank=local_rank, state=state, generation=generation))
             case Left():
@@ -224,6 +227,30 @@ class WorkerMessages:
             case _:
                 return False
         return True
+
+    def _agreed_size(self, worker: WorkerProcess, said: int) -> int:
+        """Return of how many workers each replica of this node is; what cannot be so is told once and counts as 1.
+
+        All say the same, or the first one is believed.
+        """
+        workers = len(self._workers)
+        does_fit = said >= 1 and workers % said == 0
+        if not does_fit:
+            self._say_once(
+                "replica size",
+                f"rank {self._rank(worker)} said that a replica is {said} of the {workers} workers of this node, "
+                "which cannot be dealt to such replicas: each counts as one of its own.",
+            )
+        size = said if does_fit else 1
+        if self._replica_size is None:
+            self._replica_size = size
+        elif does_fit and size != self._replica_size:
+            self._say_once(
+                "replica size",
+                f"rank {self._rank(worker)} said that a replica is {said} of the {workers} workers of this node, "
+                f"and another one had said {self._replica_size}, which holds.",
+            )
+        return self._replica_size
 
     def _step(self, worker: WorkerProcess) -> int | None:
         """Return the steps that it has made; None if they are unknown, as those of a script without an optimizer."""
