@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from unicron_elastic.base.incident import Incident
 from unicron_elastic.faults import Failure, HangKind, Severity, Status
 from unicron_elastic.recovery.commands import Command, RecordIncident, StartWorkers
+from unicron_elastic.recovery.departure import JOIN_DELAY_S
 from unicron_elastic.recovery.events import (
     Event,
     EvidenceGathered,
@@ -32,7 +33,6 @@ from unicron_elastic.recovery.events import (
     WorkersHung,
     WorkersStarted,
 )
-from unicron_elastic.recovery.joins import JOIN_DELAY_S
 from unicron_elastic.recovery.machine import handle
 from unicron_elastic.recovery.policy import Policy
 from unicron_elastic.recovery.state import JobState

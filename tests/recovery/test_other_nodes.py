@@ -6,8 +6,8 @@ import pytest
 from scenario import GLOO_CLOSED, KILLED, PEERS_FAULT, TERMINATED, Job, none, only
 
 from unicron_elastic.recovery.commands import FailJob, StartWorkers, StopWorkers, TellPeers, WakeAt
+from unicron_elastic.recovery.departure import JOIN_DELAY_S
 from unicron_elastic.recovery.events import MembershipChanged
-from unicron_elastic.recovery.joins import JOIN_DELAY_S
 
 
 def test_a_peers_fault_counts() -> None:

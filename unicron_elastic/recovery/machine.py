@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from unicron_elastic.faults import Failure, Fault, Status, classify, left_early, root_cause
-from unicron_elastic.recovery import departure, in_place, joins, node, node_loss, storms, worker_loss
+from unicron_elastic.recovery import departure, in_place, node, node_loss, storms, worker_loss
 from unicron_elastic.recovery.commands import (
     AskToLeave,
     Command,
@@ -121,12 +121,12 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
         case PeerFailed() | OtherNodesLost() | TakenForLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
-            return joins.nodes_join(state, event)
+            return departure.nodes_join(state, event)
         case TimePassed():
             return _time_passed(state, event)
         case MemberEntered():
             state, commands = in_place.about_world(state, event)
-            state, more = joins.trains_again(state, event.at)
+            state, more = departure.trains_again(state, event.at)
             return state, [*commands, *more]
         case _:
             return in_place.about_world(state, event)
@@ -332,7 +332,7 @@ def _stop_for(
     join = state.join
     if state.phase is Phase.RUNNING and join is not None and join.at is not None and fault.is_consequence:
         # Another node has stopped for those who wait a moment before this one.
-        return summon(state, at, joins.reason_to_begin_again(join), counts=False)
+        return summon(state, at, departure.reason_to_begin_again(join), counts=False)
     if (following := node_loss.follows(state, fault)) is not None:
         return following, []
     is_first = not state.faults
@@ -385,7 +385,7 @@ def _about_peers(
     if isinstance(event, NodesDepart):
         why_not = worker_loss.why_not_in_place(state, -len(event.nodes))
         gone_on = None if why_not else departure.go_on_without(state, event)
-        return gone_on or joins.node_departs(state, event)
+        return gone_on or departure.node_departs(state, event)
     gone_on = worker_loss.go_on_without(state, event) if isinstance(event, OtherNodesLost) else None
     if gone_on is not None:
         return gone_on
@@ -468,7 +468,7 @@ def _time_passed(state: JobState, event: TimePassed) -> tuple[JobState, list[Com
     due = departure.act_if_due(state, event.at)
     if due is not None:
         return due
-    if (met := joins.meet_if_due(state, event.at)) is not None:
+    if (met := departure.meet_if_due(state, event.at)) is not None:
         return met
     if state.phase is Phase.RUNNING:
         return _while_running(state, event.at)

@@ -16,7 +16,7 @@ from unicron_elastic.recovery.state import JobState, Part, Worker, members_here,
 CAUSE_GRACE_S = 0.5  # within which the death of a mate is known that explains what a worker raised
 
 
-def mates_of(state: JobState, worker: Worker) -> tuple[Worker, ...]:
+def mates(state: JobState, worker: Worker) -> tuple[Worker, ...]:
     """Return the other workers of its replica."""
     return tuple(each for each in with_mates(state, [worker]) if each.local_rank != worker.local_rank)
 
@@ -41,8 +41,8 @@ def whole(state: JobState, names: Iterable[str]) -> tuple[str, ...]:
     found = tuple(names)
     here = [] if state.world is None else [each for each in state.world.members if each.node == state.node]
     replicas = {each.local_rank // state.replica_size for each in here if each.name in found}
-    mates = (each.name for each in here if each.local_rank // state.replica_size in replicas)
-    return tuple(dict.fromkeys((*found, *mates)))
+    of_them = (each.name for each in here if each.local_rank // state.replica_size in replicas)
+    return tuple(dict.fromkeys((*found, *of_them)))
 
 
 def holds_the_same(state: JobState, one: Worker, other: Worker) -> bool:
@@ -58,7 +58,7 @@ def are_ready(state: JobState, worker: Worker) -> bool:
 
 def complete(state: JobState, workers: Collection[Worker]) -> list[Worker]:
     """Return those of these workers whose mates are among them as well."""
-    return [each for each in workers if all(mate in workers for mate in mates_of(state, each))]
+    return [each for each in workers if all(mate in workers for mate in mates(state, each))]
 
 
 def named_ranks(workers: Sequence[Worker], does: str, do: str) -> str:
@@ -67,22 +67,22 @@ def named_ranks(workers: Sequence[Worker], does: str, do: str) -> str:
     return f"rank {ranks} {does}" if len(workers) == 1 else f"ranks {ranks} {do}"
 
 
-def who_ends_with(mates: Sequence[Worker], taken: Sequence[Worker]) -> str:
-    """Return a sentence about ``mates``, who did not fail themselves, and those whom a fault took; "" for none."""
-    if not mates:
+def who_ends_with(ending: Sequence[Worker], taken: Sequence[Worker]) -> str:
+    """Return a sentence on those ``ending`` who have not failed, and those whom a fault has ``taken``; "" for none."""
+    if not ending:
         return ""
     who = named_ranks(taken, "", "").rstrip()
-    return f"{named_ranks(mates, 'ends', 'end')} with {who}, as a replica is all of its ranks."
+    return f"{named_ranks(ending, 'ends', 'end')} with {who}, as a replica is all of its ranks."
 
 
 def may_be_explained(state: JobState, worker: Worker) -> bool:
     """Return whether a mate runs that may be about to die: what they do together fails before the kernel tells."""
-    return any(each.exit_code is None and not each.is_lost for each in mates_of(state, worker))
+    return any(each.exit_code is None and not each.is_lost for each in mates(state, worker))
 
 
 def have_others_ended(state: JobState, worker: Worker) -> tuple[Worker, ...]:
     """Return the mates that have ended by themselves, with code 0, so that nobody takes their places."""
-    return tuple(each for each in mates_of(state, worker) if each.exit_code == 0 and not each.is_lost)
+    return tuple(each for each in mates(state, worker) if each.exit_code == 0 and not each.is_lost)
 
 
 def let_mates_end(state: JobState, ended: Iterable[Worker], at: float) -> tuple[JobState, tuple[Worker, ...]]:
@@ -90,14 +90,14 @@ def let_mates_end(state: JobState, ended: Iterable[Worker], at: float) -> tuple[
 
     Who has made its last step ends by itself, or asks for a part in vain.
     """
-    mates = tuple(
+    let_go = tuple(
         each
         for each in with_mates(state, ended)
         if each.exit_code is None and each.part in (Part.NONE, Part.NEWCOMER, Part.MEMBER)
     )
-    for each in mates:
+    for each in let_go:
         state = state.with_worker(replace(each, part=Part.LOST, is_given_up=True, told_to_stop_at=at))
-    return state, mates
+    return state, let_go
 
 
 def end_with_lost(state: JobState, local_rank: int, at: float) -> tuple[JobState, list[Command]]:
@@ -105,7 +105,7 @@ def end_with_lost(state: JobState, local_rank: int, at: float) -> tuple[JobState
     worker = state.find(local_rank)
     if worker is None or worker.exit_code is not None or worker.part is not Part.NONE:
         return state, []
-    lost = tuple(each for each in mates_of(state, worker) if each.is_lost)
+    lost = tuple(each for each in mates(state, worker) if each.is_lost)
     if not lost:
         return state, []
     is_given_up = any(each.is_given_up for each in lost)

@@ -176,7 +176,7 @@ def left_to_the_others(state: JobState, before: World | None) -> tuple[JobState,
     names = tuple(name for name in (name_of(state, worker) for worker in gone) if world.rank_of(name) is not None)
     names = replica_mates.whole(state, names)
     for worker in gone:  # whose mates cannot make another step either
-        for mate in replica_mates.mates_of(state, worker):
+        for mate in replica_mates.mates(state, worker):
             if mate.part is Part.MEMBER and name_of(state, mate) in names:
                 end = replace(mate, part=Part.PARTED, parted_in=worker.parted_in, parted_at=worker.parted_at)
                 state = state.with_worker(end)
@@ -222,7 +222,7 @@ def why_not_over(state: JobState) -> str:
 
 def is_unneeded(state: JobState, worker: Worker) -> bool:
     """Return whether a worker has not come to the others before these made their last steps, nor have its mates."""
-    mates = (each for each in replica_mates.mates_of(state, worker) if each.exit_code is None and not each.is_lost)
+    mates = (each for each in replica_mates.mates(state, worker) if each.exit_code is None and not each.is_lost)
     return all(_is_late(state, each) for each in (worker, *mates))
 
 
