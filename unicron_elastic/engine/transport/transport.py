@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store, Work
 
+from unicron_elastic.engine.transport.carrier import Carrier, DefaultGroup
 from unicron_elastic.engine.transport.completion import Completion, UnderWay
-from unicron_elastic.engine.transport.connect import connect_group
 from unicron_elastic.engine.transport.landing import marking_of
 from unicron_elastic.engine.transport.references import count_references, wait_let_go
 from unicron_elastic.engine.transport.waiter import AbandonedError, Patience, Waiter, keep_for_ever
@@ -27,13 +26,20 @@ class Transport:
     """`Transport` connects one process with the members of one world after another, and carries what they exchange.
 
     ``is_left`` tells that a newer world ends what goes on; ``patience`` is how long this rank waits for the others.
-    All that a collective raises, also for another rank's loss, is raised where its result is waited for.
+    ``carrier``: what the connections are made of; by default torch's default process group. All that a collective
+    raises, also for another rank's loss, is raised where its result is waited for.
     """
 
-    def __init__(self, backend: str, is_left: Callable[[], bool], patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        backend: str,
+        is_left: Callable[[], bool],
+        patience: Patience | None = None,
+        carrier: Carrier | None = None,
+    ) -> None:
         self.is_connected = False
         self.is_broken = False  # this world's connections
-        self._backend = backend
+        self._carrier = carrier or DefaultGroup(backend)
         self._marking = marking_of(backend)
         self._is_left = is_left
         self._patience = patience
@@ -42,19 +48,18 @@ class Transport:
         # of them may be waiting for it then, to let go of a tensor. So they have two more reductions' time.
         self._former: list[Any] = []
         self._retired: list[Any] = []
-        self._store: Store | None = None
         self._gathered: list[tuple[list[Tensor], int]] = []  # the tensors of the latest, and how many refer to each
         atexit.register(_let_go, weakref.ref(self))
 
     @property
     def rank(self) -> int:
         """Return this one's in the group."""
-        return int(dist.get_rank())
+        return self._carrier.rank
 
     @property
     def size(self) -> int:
         """Return how many members the group has."""
-        return int(dist.get_world_size())
+        return self._carrier.size
 
     @property
     def on_look(self) -> Callable[[], None]:
@@ -76,11 +81,10 @@ class Transport:
         """
         self.is_broken = False
         self._waiter.begin()
-        self._store = connect_group(
-            self._backend,
+        self._carrier.connect(
             store,
-            rank=rank,
-            size=size,
+            rank,
+            size,
             timeout_s=timeout_s,
             is_left=self._is_left,
             patience=None if is_fixed else self._patience,
@@ -91,9 +95,8 @@ class Transport:
     def leave(self) -> None:
         """Leaves this world's group, which is dropped two reductions later."""
         self.is_connected = False
-        if dist.is_initialized():
-            self._former.append(dist.group.WORLD)
-            dist.destroy_process_group()
+        if (former := self._carrier.leave()) is not None:
+            self._former.append(former)
 
     def retire(self) -> None:
         """A reduction has ended well: groups that were left before the one before it are dropped."""
@@ -108,15 +111,15 @@ class Transport:
         ended = [each.has_ended() for each in begun]
         if not isinstance(error, AbandonedError) and all(ended):
             return True
-        if self.is_connected and dist.is_initialized():
-            keep_for_ever(dist.group.WORLD)
+        if self.is_connected and (present := self._carrier.present) is not None:
+            keep_for_ever(present)
         return False
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
     def reduce(self, tensor: Tensor) -> Completion:
         """Begins to sum it over all members, in place."""
-        return self._begun(dist.all_reduce(tensor, async_op=True), tensor)
+        return self._begun(self._carrier.all_reduce(tensor), tensor)
 
     def sum(self, tensor: Tensor) -> None:
         """Sum it over all members, in place. Raises what a collective raises."""
@@ -124,12 +127,11 @@ class Transport:
 
     def share(self, tensor: Tensor, source: int) -> Completion:
         """Begins to give all members the bytes that ``source`` has."""
-        return self._begun(dist.broadcast(tensor, source, async_op=True), tensor)
+        return self._begun(self._carrier.broadcast(tensor, source), tensor)
 
     def exchange(self, came: Tensor, gone: Tensor, counts: Sequence[int], given: Sequence[int]) -> Completion:
         """Begins to give each member its part of ``gone``, of ``given`` elements, and to get ``counts`` from each."""
-        assert dist.group.WORLD is not None
-        return self._begun(dist.group.WORLD.alltoall_base(came, gone, list(counts), list(given)), came)
+        return self._begun(self._carrier.all_to_all(came, gone, counts, given), came)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """What each member gives, by rank. Raises what a collective raises.
@@ -140,7 +142,7 @@ class Transport:
         given = [torch.empty_like(tensor) for _ in range(self.size)]
         held = [[each] for each in (tensor, *given)]
         references = [count_references(each) for each in held]
-        self._begun(dist.all_gather(given, tensor, async_op=True), *given).wait()
+        self._begun(self._carrier.all_gather(given, tensor), *given).wait()
         self._gathered = list(zip(held, references, strict=True))
         return given
 
@@ -152,19 +154,18 @@ class Transport:
     def send(self, tensor: Tensor, destination: int) -> None:
         """Send to one member. Raises what a collective raises."""
         if tensor.numel():
-            self._waiter.wait_one_to_one(dist.isend(_bytes(tensor), destination))
+            self._waiter.wait_one_to_one(_there(self._carrier.send(_bytes(tensor), destination)))
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Receive from one member. Raises what a collective raises."""
         if tensor.numel():
-            work = dist.irecv(received := _bytes(tensor), source)
+            work = _there(self._carrier.receive(received := _bytes(tensor), source))
             self._waiter.wait_one_to_one(work)
             self._waiter.land(work, self._marking([received]))
 
     def _begun(self, work: Work | None, *tensors: Tensor) -> Completion:
         """Return the promise of what comes into these tensors."""
-        assert work is not None
-        return Completion(work, self._waiter, self._marking, tensors)
+        return Completion(_there(work), self._waiter, self._marking, tensors)
 
 
 def _let_go(transport: weakref.ref[Transport]) -> None:
@@ -174,6 +175,12 @@ def _let_go(transport: weakref.ref[Transport]) -> None:
         gc.collect()  # a time-out that was looked into leaves a circle with the collective in it
         for held, references in there._gathered:
             wait_let_go(held, references)
+
+
+def _there(work: Work | None) -> Work:
+    """Return what torch gives to who is in the group."""
+    assert work is not None
+    return work
 
 
 def _bytes(tensor: Tensor) -> Tensor:
