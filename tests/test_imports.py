@@ -69,6 +69,7 @@ MAY_IMPORT = {
         "base compat engine.protocol engine.transport state state.pull training.snapshot training.step worker "
         "worker.collectives worker.process"
     ),
+    "training.shard": ("base engine.group engine.protocol engine.transport state.snapshot training.group worker"),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
         "rendezvous.records rendezvous.store"
@@ -79,7 +80,8 @@ MAY_IMPORT = {
         "simulation.policies"
     ),
     "training": (
-        "base compat engine.protocol engine.transport state training.group training.snapshot training.step worker"
+        "base compat engine.group engine.protocol engine.transport state state.snapshot training.group "
+        "training.shard training.snapshot training.step worker worker.process"
     ),
     "megatron": (
         "base compat engine.protocol engine.transport faults planning.model state.storage training training.group "

@@ -107,6 +107,7 @@ ENDS = {
     },
     "unicron_elastic/engine/transport/waiter.py": {"Waiter.wait": COLLECTIVE, "_serve": OWN_THREAD},
     "unicron_elastic/training/group/assembly.py": {"Assembly._finish": COLLECTIVE},
+    "unicron_elastic/training/shard/seat_carrier.py": {"SeatCarrier.receive": "nothing: it begins one"},
     "unicron_elastic/training/step/tree_sum.py": {"Summing.follow": COLLECTIVE, "TreeSum.reduce": COLLECTIVE},
     "unicron_elastic/worker/channel.py": {
         "Channel._send_packet": "the channel's time-out; the keeper and the warm process block until the agent reads",

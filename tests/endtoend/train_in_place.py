@@ -129,7 +129,7 @@ def arm(strikes: Strikes) -> None:
     wrapped(gradients.Gradients, "reduce", None, bucket)
     wrapped(tree_gradients.TreeGradients, "reduce", None, bucket)
     wrapped(transport.Transport, "retire", None, lambda *_: strikes.at("reduced"))  # behind the last sum
-    wrapped(assembly.Assembly, "say", lambda *_: strikes.at("meet"), None)
+    wrapped(assembly.Assembly, "say", lambda *_, **__: strikes.at("meet"), None)
     wrapped(engine.Engine, "part", lambda _: strikes.at("part"), lambda _: strikes.at("parted"))
     wrapped(
         transport.Transport,
@@ -196,9 +196,26 @@ def check(step: int, run: unicron_elastic.Run, model: Net) -> None:
         assert parameter.requires_grad or parameter.grad is None, f"{name} is frozen and has a gradient"
 
 
-def batch(step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(4, 8) and (4, 1), of the step and index alone."""
-    generator = torch.Generator().manual_seed(1000 * step + index)
+def made(asked: argparse.Namespace) -> tuple[Net, int]:
+    """The model, and which part of a micro-batch falls to this process."""
+    mesh = unicron_elastic.replica_mesh(shard=asked.shard) if asked.shard else None
+    torch.manual_seed(RANK)  # the first world begins with what rank 0 has
+    model = Net(16, is_rare=asked.rare)
+    if asked.freezing:
+        freeze(model, -1)
+    if mesh is None:
+        return model, 0
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model.first, model.last):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, mesh.get_local_rank()
+
+
+def batch(step: int, index: int, seat: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(4, 8) and (4, 1), of the step and index alone, and of which part of the micro-batch it is."""
+    generator = torch.Generator().manual_seed(1000 * step + index + 1_000_000 * seat)
     x = torch.randn(4, 8, generator=generator)
     return x, x.sum(1, keepdim=True).sin()
 
@@ -220,6 +237,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rare", action="store_true", help="types and layouts that few models have")
     parser.add_argument("--late", choices=["stream", "strict"], help="over a back end whose results land late")
     parser.add_argument("--torn", action="store_true", help="what has not landed looks as if it were there")
+    parser.add_argument("--shard", type=int, default=0, help="how many processes have the shards of one replica")
     parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
@@ -263,10 +281,7 @@ def train(asked: argparse.Namespace) -> None:
     for owner in (gradients.Gradients, tree_gradients.TreeGradients):
         owner.__init__.__kwdefaults__["bucket_bytes"] = asked.bucket_bytes
     torch.set_num_threads(1)
-    torch.manual_seed(RANK)  # the first world begins with what rank 0 has
-    model = Net(16, is_rare=asked.rare)
-    if asked.freezing:
-        freeze(model, -1)
+    model, seat = made(asked)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: strikes.at("optimizer"))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
@@ -293,7 +308,7 @@ def train(asked: argparse.Namespace) -> None:
             if step.number == asked.steps - 1:
                 wait_for_world(run, asked.wait_for_worlds)
             with torch.autocast("cpu", torch.bfloat16, enabled=asked.scaler):
-                x, y = batch(step.number, index)
+                x, y = batch(step.number, index, seat)
                 loss = nn.functional.mse_loss(model(x), y)
             if asked.step_s:
                 time.sleep(asked.step_s)
@@ -325,7 +340,9 @@ def wait_for_world(run: unicron_elastic.Run, number: int) -> None:
     Or of one that is whole again: members that are lost at nearly the same moment may be left out by one world.
     """
     end = time.monotonic() + DEADLINE_S
-    while number > 1 and not has_come(run._engine._membership._link._world, number):
+    membership = run._engine._membership
+    link = getattr(membership, "_own", membership)._link if number > 1 else None
+    while link is not None and not has_come(link._world, number):
         assert time.monotonic() < end, f"world {number} has not come"
         time.sleep(0.005)
 
@@ -340,7 +357,8 @@ def digest_of(model: nn.Module) -> str:
     """Of the parameters."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode() + bytes(parameter.detach().reshape(-1).view(torch.uint8).tolist()))
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        digest.update(name.encode() + bytes(whole.detach().reshape(-1).view(torch.uint8).tolist()))
     return digest.hexdigest()[:16]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import threads_as_ranks
-from threads_as_ranks import Changes, Job, ThreadTransport, fetch_state
+from threads_as_ranks import Changes, Job, put_threads_in_place
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.protocol import agreement, handle
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
-from unicron_elastic.training import engine
 from unicron_elastic.training.group import arrival
-from unicron_elastic.training.step import gradients
 from unicron_elastic.worker.instructions import Invitation
 
 STEPS, MICRO_BATCHES = 4, 8
@@ -19,15 +17,7 @@ STEPS, MICRO_BATCHES = 4, 8
 
 @pytest.fixture(autouse=True)
 def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "Transport", ThreadTransport)
-    monkeypatch.setattr(engine, "membership", lambda *_: threads_as_ranks.here.rank)
-    monkeypatch.setattr(arrival, "fetch_state", fetch_state)
-    make = gradients.Gradients.__init__
-    monkeypatch.setattr(
-        gradients.Gradients,
-        "__init__",
-        lambda self, *given, **others: make(self, *given, **{**others, "bucket_bytes": 40}),
-    )
+    put_threads_in_place(monkeypatch)
 
 
 def _trained(

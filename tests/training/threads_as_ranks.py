@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import HashStore
@@ -31,9 +32,12 @@ from unicron_elastic.engine.protocol.replica_phase import (
     Stepping,
 )
 from unicron_elastic.engine.transport.superseded import Superseded
+from unicron_elastic.training import engine
 from unicron_elastic.training.engine import MissedStepError
+from unicron_elastic.training.group import arrival
 from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.run import Run
+from unicron_elastic.training.step import gradients
 from unicron_elastic.worker.instructions import Invitation
 from unicron_elastic.worker.notices import Left, Notice, Parted
 
@@ -291,6 +295,19 @@ class Rank:
 
 
 here = threading.local()
+
+
+def put_threads_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each thread that trains be a rank, and its gradients be in several buckets."""
+    monkeypatch.setattr(engine, "Transport", ThreadTransport)
+    monkeypatch.setattr(engine, "membership", lambda *_, **__: here.rank)
+    monkeypatch.setattr(arrival, "fetch_state", fetch_state)
+    make = gradients.Gradients.__init__
+    monkeypatch.setattr(
+        gradients.Gradients,
+        "__init__",
+        lambda self, *given, **others: make(self, *given, **{**others, "bucket_bytes": 40}),
+    )
 
 
 class ThreadTransport:

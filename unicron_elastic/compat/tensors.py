@@ -19,6 +19,9 @@ __all__ = [
     "hooks_of",
     "is_plain",
     "local_of",
+    "reshard",
+    "shard_like",
+    "share_of",
     "split_of",
     "strided_shard",
     "unscaled_by",
@@ -84,6 +87,30 @@ def local_of(tensor: Tensor) -> Tensor:
         return tensor
     own: Tensor = getattr(tensor, "_local_tensor", tensor)
     return own
+
+
+def shard_like(tensor: Tensor, local: Tensor) -> Tensor:
+    """Return what has ``local`` as this rank's part, divided as ``tensor`` is; itself for a tensor that is whole."""
+    if local_of(tensor) is tensor:
+        return local
+    from torch.distributed.tensor import DTensor
+
+    of: Any = tensor
+    shape, stride = of.shape, of.stride()
+    return DTensor.from_local(local, of.device_mesh, of.placements, run_check=False, shape=shape, stride=stride)
+
+
+def share_of(tensor: Tensor) -> int:
+    """Return how many numbers this rank has of a tensor; of a DTensor, the same on all ranks, about how many."""
+    of: Any = tensor
+    return int(tensor.numel() if local_of(tensor) is tensor else -(-tensor.numel() // of.device_mesh.size()))
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the whole parameters that FSDP2 keeps after a forward pass, so that the model has its shards again."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            module.reshard()
 
 
 def hooks_of(owner: nn.Module | Tensor) -> list[Any]:

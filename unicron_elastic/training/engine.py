@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unicron_elastic.compat.tensors import copy_each
+from unicron_elastic.compat.tensors import copy_each, local_of, reshard
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
@@ -53,6 +52,7 @@ from unicron_elastic.engine.protocol.replica_event import (
     CallBegun,
     CallEnded,
     Computed,
+    GroupBroke,
     Judged,
     MeanAsked,
     MoreAsked,
@@ -67,22 +67,27 @@ from unicron_elastic.engine.protocol.replica_event import (
 )
 from unicron_elastic.engine.protocol.replica_phase import Computing, Finished, Passing, Standing, Stepping
 from unicron_elastic.engine.protocol.said import MismatchError, Said
+from unicron_elastic.engine.transport.carrier import Carrier
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.training.group.arrival import Arrival
-from unicron_elastic.training.group.assembly import Assembly, OverError
+from unicron_elastic.training.group.assembly import Assembly, OverError, TextsHeard
 from unicron_elastic.training.group.give_state import about_taken, give_state, receive_state, share_state
 from unicron_elastic.training.group.handover import Handover, NotTakenError
 from unicron_elastic.training.group.mean_share import MeanShare, check_same
-from unicron_elastic.training.group.membership import membership
+from unicron_elastic.training.group.membership import Membership, membership
 from unicron_elastic.training.group.regrouping import Regrouping
 from unicron_elastic.training.group.reports import Reports
 from unicron_elastic.training.group.sendable import Stateful, check_sendable
 from unicron_elastic.training.group.servant import NotGivenError, Servant
 from unicron_elastic.training.group.signs import Effort, Signs
 from unicron_elastic.training.inner_changes import InnerChanges
-from unicron_elastic.training.registered import Registered, ValuesOfScript, about_unlike
+from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.registered import MODEL, Registered, ValuesOfScript, about_unlike
 from unicron_elastic.training.replica_driver import ReplicaDriver, Result
 from unicron_elastic.training.replicas import Replicas
+from unicron_elastic.training.shard.in_shards import InShards, not_served
+from unicron_elastic.training.shard.mates import Mates
+from unicron_elastic.training.shard.unison import Unison
 from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
 from unicron_elastic.training.step.comparison import OddReplicaError, ReplicasDifferError, Told, judge, written
@@ -98,6 +103,10 @@ from unicron_elastic.worker.notices import Left, Parted
 from unicron_elastic.worker.step_count import count_as_step, made_before
 
 DIFFERENT_GOES_S = 120.0  # so long a rank whose state is wrong has to end
+_WITH_OTHERS = (  # what has an end that all of a replica must agree on
+    *(AskAgent, AwaitHolders, AwaitWorld, Average, Compare, CopyState, Gather, HandOver, MakeGroup, MoveState, Reduce),
+    *(Say, TellReady),
+)
 _ORDER = ""  # among what micro-batch 0 has made: in which order it has used what is trained; no buffer is called so
 
 
@@ -135,8 +144,11 @@ class Engine:
         join_patience_s: float,
         on_regroup: Callable[[], None],
         replicas: Replicas,
+        mates: Mates | None = None,
     ) -> None:
+        """``mates``: the processes of this one's replica, if they are several."""
         self._model = model
+        self._mates = mates
         self._trainable = Trainable(model)
         self._scaler = scaler
         self._objects = registered
@@ -145,7 +157,7 @@ class Engine:
         self._values = ModuleValues(modules)
         self._inner_changes = InnerChanges(registered.objects, ValuesOfScript)
         self._registered = Handover(
-            state,
+            state if mates is None else InShards(state, model),
             self._trainable,
             self._values,
             self._optimizers,
@@ -161,13 +173,11 @@ class Engine:
         self._on_regroup = on_regroup
         self._replicas = replicas
         self._gate = StateGate()
-        self._membership = membership(
-            Servant(self._registered, self._gate, lambda: (self.until, self.state)).serve, backend
-        )
-        self._driver = ReplicaDriver(self._membership, self._gate, self._carry_out)
+        self._membership, carrier, self._unison = self._places(mates, backend)
+        self._driver = ReplicaDriver(self._membership, self._gate, self._act, 1 if mates is None else mates.seats)
         self._arrival = Arrival(self._membership, self._registered)
         self._signs = Signs(timeout_s, Effort().look)
-        self._transport = Transport(backend, self._membership.is_left, self._signs)
+        self._transport = Transport(backend, self._membership.is_left, self._signs, carrier)
         self.reports = Reports()
         self._regrouping = Regrouping()
         self._share: MeanShare | None = None  # of the mean for which the script asks
@@ -176,6 +186,19 @@ class Engine:
         self._buffers: Buffers | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
+
+    def _places(self, mates: Mates | None, backend: str) -> tuple[Membership, Carrier | None, Unison | None]:
+        """Return this process's in its job; and what it needs in a seat of a replica of several."""
+        servant = Servant(self._registered, self._gate, lambda: (self.until, self.state))
+        if mates is None:
+            return membership(servant.serve, backend), None, None
+        from unicron_elastic.training.shard.seat_carrier import SeatCarrier
+        from unicron_elastic.training.shard.seat_membership import SeatMembership
+
+        carrier = SeatCarrier(mates.seat)
+        own = membership(not_served, backend, replica_size=mates.seats, break_off=carrier.break_off)
+        of_seat = SeatMembership(own, mates.seats)
+        return of_seat, carrier, Unison(mates, of_seat, self._break_too)
 
     @property
     def state(self) -> int:
@@ -220,18 +243,19 @@ class Engine:
     def rank(self) -> int:
         """Return the rank in the present world; behind all others while it passes them by."""
         if self.is_passing:
-            return _of_launcher("WORLD_SIZE", 1)
+            return of_launcher("WORLD_SIZE", 1)
         if self._driver.replica.met is not None:
-            return self._driver.replica.rank
-        return _of_launcher("RANK", 0)
+            seat, seats = (0, 1) if self._mates is None else (self._mates.seat, self._mates.seats)
+            return self._driver.replica.rank * seats + seat
+        return of_launcher("RANK", 0)
 
     @property
     def world_size(self) -> int:
         """Return the size of the present world."""
         met = self._driver.replica.met
         if met is not None and not self.is_passing:
-            return met.size
-        return _of_launcher("WORLD_SIZE", 1) + self.is_passing
+            return met.size if self._mates is None else met.size * self._mates.seats
+        return of_launcher("WORLD_SIZE", 1) + self.is_passing
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -241,6 +265,7 @@ class Engine:
 
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
+        reshard(self._model)
         self._values.begin_step()
         count_as_step(self.state + 1)
         self.guard.drop(self.state - 1, self._trainable.trained)
@@ -311,6 +336,8 @@ class Engine:
             raise WrongUseError(
                 f"what this rank has computed is not what it was dealt: they differ in micro-batch {wrong}"
             )
+        if self._unison is not None:
+            self._unison.agree_on_news()
         return self._indices(self._driver.post(MoreAsked()))
 
     def end_step(self) -> tuple[Tensor, float | None]:
@@ -332,7 +359,20 @@ class Engine:
         self._randomness.give_back()
         self.guard.is_reduced(self._trainable.trained)
         self.reports.begin_shares(assembly.world, (self.until, self.state))
-        return gradients.losses(), gradients.weight
+        return self._of_all_seats(gradients.losses(), gradients.weight)
+
+    def _of_all_seats(self, losses: Tensor, weight: float | None) -> tuple[Tensor, float | None]:
+        """Return the losses of the micro-batches: their means over the seats; with weights, their sums."""
+        if self._mates is None:
+            return losses, weight
+        losses = self._mates.mean(losses)
+        return (losses, None) if weight is None else (losses * self._mates.seats, weight * self._mates.seats)
+
+    def _weight_of_all_seats(self, weight: float) -> float:
+        """Return by what gradients are divided, of which ``fully_shard`` has made the mean over the seats."""
+        if self._mates is None:
+            return weight
+        return float(self._mates.mean(torch.tensor([weight], dtype=torch.float64)))
 
     def end_optimizer_step(self) -> None:
         """The script has made that of the present step."""
@@ -359,15 +399,16 @@ class Engine:
             share = self._share = MeanShare.of(value, self._device)
             self.reports.begin(share.kind, share.numbers)
             self._found = None
+            if self._unison is not None:
+                self._unison.agree_on_news()
             command = self._driver.post(MeanAsked())
             is_own = isinstance(command, ReturnMean) and command.is_own
             found = None if is_own else self._found or self.reports.find()
             self.reports.end(found)
-            if found is None:
-                return share.given_back(share.numbers)
-            if self.rank == 0:
+            if found is not None and self.rank == 0:
                 self.reports.tell(self.steps_made)
-            return share.given_back(found[0])
+            numbers = share.numbers if found is None else found[0]
+            return share.given_back(numbers if self._mates is None else self._mates.mean(numbers))
 
     def _average(self) -> ReplicaEvent:
         """Sum the shares of all ranks."""
@@ -432,6 +473,8 @@ class Engine:
         record = self._driver.replica.record
         if isinstance(record, Passing) and record.kept is not None:
             self._registered.load()  # the script may have changed what it had copied
+        if self._unison is not None:
+            self._unison.agree_on_news()
         command = self._driver.post(CallBegun(until))
         if not isinstance(record, Finished):
             if isinstance(command, LetGo) and command.is_over:
@@ -440,13 +483,15 @@ class Engine:
         return True
 
     def _make_parts(self, micro_batches: int) -> None:
-        check_suitable(self._model, self._optimizers)
+        reshard(self._model)
+        check_suitable(self._model, self._optimizers, None if self._mates is None else self._mates.mesh)
         check_sendable(self._registered)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
         self._gradients = kind((), micro_batches, self._transport)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
+        self._gradients.whole_weight = self._weight_of_all_seats
         self._gradients.when_ready(self._begin_bucket)
         self._replicas.buffers = self._buffers
         self._assembly = Assembly(
@@ -456,6 +501,7 @@ class Engine:
             self.reports,
             signs=self._signs,
             timeout_s=self._timeout_s,
+            has_own_groups=self._mates is not None,
         )
         self._assembly.on_connect = self._on_regroup
         self._assembly.tell_apart = self._trainable.tell_apart
@@ -475,7 +521,10 @@ class Engine:
         """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
         _, assembly = self._parts()
         self._load_again()
+        reshard(self._model)
         self._lay_out()
+        if self._unison is not None:
+            self._unison.agree_on_news()
         self._driver.post(CallEnded())
         count_as_step(0)
         if self._buffers is not None:
@@ -484,12 +533,33 @@ class Engine:
 
     # -- what the protocol decides ------------------------------------------------------------------------------------
 
-    def _carry_out(self, command: ReplicaCommand) -> Iterable[Result]:
-        """Do it; return how it ended. Raises what the script is to be told."""
+    def _act(self, command: ReplicaCommand) -> Iterable[Result]:
+        """Do it; return how it ended, for all of this replica. Raises what the script is to be told."""
+        _, assembly = self._parts()
+        said = self._in_full(command.said, is_copy=command.is_copy) if isinstance(command, Say) else None
+        results = self._carry_out(command, said)
+        if self._unison is not None and isinstance(command, _WITH_OTHERS):
+            results = self._unison.agree(results)
+        if said is None:
+            return results
+        return [assembly.understand(said, each) if isinstance(each, TextsHeard) else each for each in results]
+
+    def _break_too(self, how: ReplicaEvent) -> None:
+        """Another process of this replica ended with that what this one has done: it has not, for the replica."""
+        _, assembly = self._parts()
+        assembly.break_too(how.why if isinstance(how, GroupBroke) else type(how).__name__)
+
+    def _carry_out(self, command: ReplicaCommand, said: Said | None) -> Iterable[Result]:
+        """Do it; return how it ended here. ``said``: what it is to say, in full.
+
+        Raises what the script is to be told.
+        """
         _, assembly = self._parts()
         match command:
-            case Say(number=number, said=said, is_copy=is_copy):
-                return [assembly.say(number, self._in_full(said, is_copy=is_copy))]
+            case Say(number=number):
+                assert said is not None
+                is_silent = self._mates is not None and not self._mates.is_lead
+                return [assembly.say(number, said, is_silent=is_silent)]
             case MakeGroup():
                 return [assembly.connect()]
             case HandOver(bucket=int(bucket), source=source, to=to):
@@ -564,13 +634,18 @@ class Engine:
         if self._regrouping.meet(replica.met, self.state, len(replica.work.computed), dealt):
             self._replicas.meet()
 
-    def _tell_ready(self) -> WorldHeard:
-        """Tell the agent that this newcomer waits for a world with it; return that. Raises TimeoutError."""
+    def _tell_ready(self) -> WorldHeard | None:
+        """Tell the agent that this newcomer waits for a world with it; return that, or None if it is news later.
+
+        Raises TimeoutError.
+        """
         if self._arrival.tell_copied():
             self._replicas.copy()
             made_before(self.state)
         self._lay_out()
         self._membership.is_ready(self.state)
+        if self._mates is not None:
+            return None
         newest = self._membership.newer_than(0)
         assert newest is not None
         world, rank = newest
@@ -586,7 +661,9 @@ class Engine:
         if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
         gradients.lay_out(self._trainable.in_order, self._trainable.frozen, self._buffers.changes)
-        assembly.terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
+        seats = 1 if self._mates is None else self._mates.seats
+        terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
+        assembly.terms = terms if seats == 1 else f"{terms}, in {seats} shards"
         self._driver.lay_out(len(gradients.buckets))
 
     def _in_full(self, said: Said, *, is_copy: bool) -> Said:
@@ -607,6 +684,8 @@ class Engine:
         """Those of what it has copied, or of what newcomers should have, who cannot be taken in between two steps."""
         met = self._driver.replica.met
         assert met is not None
+        if self._mates is not None:  # each has its shards, and one speaks for all
+            return {}
         return self._replicas.by_name() if is_copy or self._regrouping.is_anyone_new(met) else {}
 
     # -- states that differ -------------------------------------------------------------------------------------------
@@ -674,7 +753,7 @@ class Engine:
         shared = received.pop()
         copy_each(self._tensors(), received)
         if unlike and assembly.rank != source:
-            self._objects.some(unlike).load_state_dict(shared)
+            self._some(unlike).load_state_dict(shared)
         made_before(assembly.said[source].start or 0)
         self._lay_out()
 
@@ -700,6 +779,8 @@ class Engine:
         _, assembly = self._parts()
         if self.world_size == 1:
             return []
+        if self._mates is not None:  # one speaks for all: all take over all that the source has
+            return [name for name in self._objects.objects if name != MODEL]
         heard = assembly.exchange(json.dumps(self._objects.digests()))
         if isinstance(heard, ReplicaEvent):
             return heard
@@ -719,7 +800,7 @@ class Engine:
             received += [tensor.clone(memory_format=torch.contiguous_format) for tensor in self._tensors()]
             for tensor in received:
                 self._transport.broadcast(tensor, source)
-            some = self._objects.some(unlike)
+            some = self._some(unlike)
             is_source = assembly.rank == source
             received.append(
                 share_state(some, self._transport, source, self._device, is_source=is_source) if unlike else None
@@ -729,8 +810,14 @@ class Engine:
         elif assembly.rank in command.to:
             received += receive_state(self._transport, source, self._device)
 
+    def _some(self, names: Iterable[str]) -> Stateful:
+        some = self._objects.some(names)
+        return some if self._mates is None else InShards(some, self._model)
+
     def _tensors(self) -> list[Tensor]:
-        return [tensor.detach() for tensor in (*self._model.parameters(), *named_buffers(self._model).values())]
+        return [
+            local_of(tensor).detach() for tensor in (*self._model.parameters(), *named_buffers(self._model).values())
+        ]
 
     @property
     def _device(self) -> torch.device:
@@ -740,8 +827,3 @@ class Engine:
         assert self._gradients is not None
         assert self._assembly is not None
         return self._gradients, self._assembly
-
-
-def _of_launcher(name: str, default: int) -> int:
-    """Return this variable as the launcher has set it."""
-    return int(os.environ.get(name, default))

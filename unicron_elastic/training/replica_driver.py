@@ -102,8 +102,8 @@ class ReplicaDriver(Driver[Replica]):
     They do so in other threads: while something is decided, nobody begins to.
     """
 
-    def __init__(self, membership: Membership, gate: StateGate, act: Act) -> None:
-        super().__init__(membership, Replica(micro_batches=1, buckets=1), handle, act)
+    def __init__(self, membership: Membership, gate: StateGate, act: Act, seats: int = 1) -> None:
+        super().__init__(membership, Replica(micro_batches=1, buckets=1, seats=seats), handle, act)
         self._gate = gate
 
     def begin(self, micro_batches: int) -> None:

@@ -18,6 +18,7 @@ from unicron_elastic.training.group.sendable import Stateful
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
+from unicron_elastic.training.shard.mates import Mates, present_mates
 from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients, tell_of_save
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
@@ -30,6 +31,8 @@ from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
+
+_SEAT_FACTOR = 0xD6E8FEB86659FD93  # odd
 
 
 class Run:
@@ -87,13 +90,15 @@ class Run:
         if why := self._registered.found_twice():
             raise WrongUseError(why)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        self._randomness = Randomness(None if seed is None else whole_number("seed", seed), device)
+        mates = self._mates = present_mates()
+        self._randomness = Randomness(None if seed is None else _of_seat(whole_number("seed", seed), mates), device)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
         self._buffer_sync = BufferSync(reducers)
         self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
         self._unregistered = UnregisteredOptimizers(self._registered.objects.values())
         self._place = PlaceOfCall()
         self._requests = Requests(self._wait_kept)
+        compare_every = whole_number("compare_every", compare_every)
         self._engine = Engine(
             model=model,
             scaler=scaler,
@@ -105,7 +110,8 @@ class Run:
             timeout_s=seconds("timeout_s", timeout_s),
             join_patience_s=seconds("join_patience_s", join_patience_s),
             on_regroup=function("on_regroup", on_regroup or None),
-            replicas=Replicas(model, self._registered.objects, whole_number("compare_every", compare_every)),
+            replicas=Replicas(model, self._registered.objects, 0 if mates else compare_every),
+            mates=mates,
         )
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)
         self._peer_snapshot_every = whole_number("peer_snapshot_every", peer_snapshot_every or 0)
@@ -117,7 +123,7 @@ class Run:
             replication=Replication(
                 self._registered.objects,
                 reducers if self._is_wrapped else (),
-                said=replicated,
+                said=replicated if mates is None else False,
                 digests=self._registered.digests,
             ),
             peer_every=self._peer_snapshot_every,
@@ -169,7 +175,7 @@ class Run:
                 "going on, or was left by break, return or an exception, and that step would be trained twice. Let the "
                 "loop end; to stop early, give run.steps() smaller totals and make no further call"
             )
-        self._snapshots.begin_steps()
+        self._snapshots.begin_steps(in_shards=self._mates is not None)
         self._gradients.is_off = True  # there is none where a step is yielded
         self._unregistered.is_kept = False
         engine = self._engine
@@ -277,14 +283,21 @@ class Run:
             return
         if self._engine.is_member:
             self._check_step(step)
-            self._requests.ask(("save", os.fspath(folder)), lambda: self._snapshots.save(folder, keep))
+            self._requests.ask(("save", os.fspath(folder)), lambda: self._save(folder, keep))
             return
         self._engine.state = step  # this script counts them
         if not self._can_be_kept():
             return
         if self._gradients.are_elsewhere or self._gradients.are_there():
             tell_of_save()
-        self._snapshots.save(folder, keep)
+        self._save(folder, keep)
+
+    def _save(self, folder: str | os.PathLike[str], keep: int) -> None:
+        """Have it written: of several replicas of several processes, by the first one."""
+        if self._mates is None:
+            self._snapshots.save(folder, keep)
+        elif self._engine.rank < self._mates.seats:
+            self._snapshots.save(folder, keep, self._mates.seat)
 
     def _check_step(self, step: int) -> None:
         """Raise ValueError if that is not the step which the script is in: its count would be wrong once restored."""
@@ -381,3 +394,8 @@ class Run:
         self._place.load_state_dict(state_dict.get("place", []) if state_dict["random"] else [])
         self._engine.state = int(state_dict["steps"])
         self._snapshots.lineage = int(state_dict["lineage"])
+
+
+def _of_seat(seed: int, mates: Mates | None) -> int:
+    """Return the seed of this process, as those of one replica compute other parts of a micro-batch."""
+    return seed if mates is None else seed + mates.seat * _SEAT_FACTOR

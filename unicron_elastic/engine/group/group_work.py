@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import Work
 
+from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.engine.transport.waiter import AbandonedError, keep_for_ever
 
 if TYPE_CHECKING:
@@ -18,8 +20,11 @@ _NONE = timedelta()  # from C++: no time-out
 class GroupWork(Work):  # type: ignore[misc]
     """A `GroupWork` is one collective, begun in one world; a wait for it ends at the latest when that world does."""
 
-    def __init__(self, work: Work, placement: Placement, *, minds_time_out: bool) -> None:
+    def __init__(
+        self, work: Work, placement: Placement, on_broken: Callable[[], object], *, minds_time_out: bool
+    ) -> None:
         super().__init__()
+        self._on_broken = on_broken
         self._work = work
         self._placement = placement
         self._minds_time_out = minds_time_out
@@ -36,6 +41,11 @@ class GroupWork(Work):  # type: ignore[misc]
                 waiter.wait_one_to_one(self._work)
         except AbandonedError:
             keep_for_ever(self._placement.inside)
+            self._on_broken()
+            raise
+        except RuntimeError as error:
+            if not is_of_script(error):
+                self._on_broken()
             raise
         return True
 

@@ -26,6 +26,7 @@ class StableGroup(PythonGroup):
         super().__init__(rank, size)
         self._placement: Placement | None = None
         self._ranks: list[int] = []
+        self.on_broken: Callable[[], object] = lambda: None  # before a wait raises that a collective broke
 
     def enter(
         self,
@@ -89,7 +90,7 @@ class StableGroup(PythonGroup):
         """Begin a collective."""
         placement = self._at
         work = getattr(placement.inside, name)(*arguments, **named)
-        return GroupWork(work, placement, minds_time_out=name not in MIND_NO_TIME_OUT)
+        return GroupWork(work, placement, self.on_broken, minds_time_out=name not in MIND_NO_TIME_OUT)
 
     def abort(self) -> None:
         """Do what ``break_off`` does, under torch's name."""

@@ -13,13 +13,23 @@ from torch.distributed import Store
 
 TIMEOUT_S = 600.0  # ranks start at different times, and one may copy for a long while
 _stores: list[Store] = []  # a store that a rank hosts lives as long as this
+_part_of_job: list[bool] = []  # whether the default process group is made of some of the job's ranks alone
 
 Gather = Callable[[str], list[str]]
 
 
+def leave_group_aside() -> None:
+    """Take it that the default process group is made of some of the job's ranks alone."""
+    _part_of_job[:] = [True]
+
+
+def _is_of_all() -> bool:
+    return dist.is_initialized() and not _part_of_job
+
+
 def own_rank() -> tuple[int, int]:
     """This process's rank and the world size: of the process group, else of the environment, else alone."""
-    if dist.is_initialized():
+    if _is_of_all():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -32,7 +42,7 @@ def gathering() -> Gather:
     rank, size = own_rank()
     if size == 1:
         return lambda text: [text]
-    if dist.is_initialized():
+    if _is_of_all():
         return gather_through
     if not _stores:
         _stores.append(next(dist.rendezvous("env://"))[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.distributed import DistError
@@ -58,6 +59,13 @@ class OverError(RuntimeError):
     """Others have made their last steps and gone on or ended: there is nobody to meet."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextsHeard(ReplicaEvent):
+    """`TextsHeard`: all members have spoken in this round; the ``texts`` of what they say, by rank."""
+
+    texts: tuple[str, ...]
+
+
 class Assembly:
     """`Assembly` meets the members of one world after another and keeps its process group.
 
@@ -73,7 +81,10 @@ class Assembly:
         *,
         signs: Signs,
         timeout_s: float,
+        has_own_groups: bool = False,
     ) -> None:
+        """``has_own_groups``: the script's process groups stay as they are, and none is made for a world."""
+        self._has_own_groups = has_own_groups
         self._membership = membership
         self._transport = transport
         self._gradients = gradients
@@ -98,13 +109,13 @@ class Assembly:
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
-    def say(self, number: int, said: Said) -> ReplicaEvent:
+    def say(self, number: int, said: Said, *, is_silent: bool = False) -> TextsHeard | RoundLeft | ReplicaEvent | None:
         """Speak in the next round of the meeting of the world ``number``, and hear all.
 
-        Raises MismatchError, or NotTakenError in a newcomer, MissingError, what broke a world without another one, and
-        RuntimeError if the script has made a process group with others before.
+        ``is_silent``: another process of this replica speaks, and hears. Raises MissingError, what broke a world
+        without another one, and RuntimeError if the script has made a process group with others before.
         """
-        if self._meeting is None and not self._membership.is_fixed and has_met_others():
+        if self._meeting is None and not self._membership.is_fixed and not self._has_own_groups and has_met_others():
             raise WrongUseError(
                 "run.steps() makes the process group by itself, anew after each loss, and this script has made one "
                 "before: take its init_process_group out, as a process that takes a lost rank's place would wait there "
@@ -112,17 +123,25 @@ class Assembly:
             )
         self._give_up()
         try:
-            heard = self._speak(number, said)
+            if self.world is None or self.world.number < number:
+                self._adopt(number)
+            return None if is_silent else TextsHeard(tuple(self._speak(said)))
         except Superseded:
             return RoundLeft()
         except MismatchError:
             raise
         except BROKEN as error:
             return self._broke(error)
+
+    def understand(self, said: Said, heard: TextsHeard) -> AllSaid:
+        """Return what all have said, where this one has ``said`` so.
+
+        Raises MismatchError, or NotTakenError in a newcomer.
+        """
         if self._order is not None:
             self._order.meet()
         try:
-            everybody = read(heard, self.terms, self._gradients.micro_batches)
+            everybody = read(heard.texts, self.terms, self._gradients.micro_batches)
         except MismatchError as error:
             if said.is_new:
                 raise NotTakenError(f"{error}: the others train on without it") from None
@@ -131,9 +150,7 @@ class Assembly:
         self.said = everybody
         return AllSaid(tuple(everybody))
 
-    def _speak(self, number: int, said: Said) -> list[str]:
-        if self.world is None or self.world.number < number:
-            self._adopt(number)
+    def _speak(self, said: Said) -> list[str]:
         assert self._meeting is not None
         self._meeting.say(written(said, self.terms), is_new=said.is_new)
         if said.is_new:
@@ -199,6 +216,10 @@ class Assembly:
         """Tell all others that this world has broken."""
         assert self._broken is not None
         self._membership.tell_broken(self._broken[0])
+
+    def break_too(self, why: str) -> None:
+        """Take it that this world is broken, as it is for another process of this replica. Raises it if it is fixed."""
+        self._broke(DistError(f"for another process of this replica: {why}"))
 
     def _broke(self, error: Exception, *begun: UnderWay) -> ReplicaEvent:
         """Return that it broke. Raises MismatchError, and the error if no other world ever comes after it."""

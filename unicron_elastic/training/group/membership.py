@@ -68,6 +68,9 @@ class Membership(Protocol):
     def wait_for_agreed(self, timeout_s: float) -> bool:
         """The same for a world that the agents must make, and for which they may have to wait for their store."""
 
+    def wait_until_heard(self, number: int, timeout_s: float) -> bool:
+        """Waits until this process has heard of the world ``number``, or of a newer one; whether it has, in time."""
+
     def broke(self, error: Exception) -> None:
         """The collectives of the adopted world failed. Returns when there is a newer one, else raises ``error``."""
 
@@ -135,6 +138,10 @@ class FixedMembership:
         """None comes."""
         return False
 
+    def wait_until_heard(self, number: int, timeout_s: float) -> bool:  # noqa: ARG002
+        """Return whether it is the only one."""
+        return number <= 1
+
     def broke(self, error: Exception) -> None:
         """Raises it: the launcher restarts all."""
         raise error
@@ -160,9 +167,21 @@ class AgentMembership:
         to_agent: Link,
         answer_timeout_s: float = ANSWER_TIMEOUT_S,
         next_world_timeout_s: float = NEXT_WORLD_TIMEOUT_S,
+        *,
+        replica_size: int = 1,
+        break_off: Callable[[], object] | None = None,
     ) -> None:
-        """Waits so long at least, and for as long as the agent says that it may need where all have to agree."""
+        """Waits so long at least, and for as long as the agent says that it may need where all have to agree.
+
+        ``replica_size``: of how many processes of this node the replica is; ``break_off`` breaks the connections with
+        other replicas, and no more; by default all there are.
+        """
         self._link = to_agent
+        self._replica_size = replica_size
+        self._break_off = break_off
+        if break_off is not None:
+            ends = to_agent.must_break
+            to_agent.must_break = lambda world: ends(world) and break_off() is NotImplemented
         self._answer_timeout_s = answer_timeout_s
         self.next_world_timeout_s = next_world_timeout_s
         self._world: World | None = None
@@ -178,7 +197,9 @@ class AgentMembership:
         """Asks the agent. Raises TimeoutError if it does not answer."""
         # Who is invited is a newcomer, also if it is in a world already.
         answers: tuple[type[Instruction], ...] = (Invitation, NewWorld, FixedWorld)
-        answer = self._link.ask(Entered(), answers, self._answer_timeout_s, is_agreed_on=True)
+        answer = self._link.ask(
+            Entered(replica_size=self._replica_size), answers, self._answer_timeout_s, is_agreed_on=True
+        )
         if isinstance(answer, FixedWorld):
             self._fixed = FixedMembership()
         return answer if isinstance(answer, Invitation) else None
@@ -223,6 +244,10 @@ class AgentMembership:
         """Waits for the agent's word for as long as the agent may have to."""
         return self.wait_for_newer(max(timeout_s, self._link.patience_s))
 
+    def wait_until_heard(self, number: int, timeout_s: float) -> bool:
+        """Waits for the agent's word."""
+        return self._link.wait_for_newer(number - 1, timeout_s)
+
     def broke(self, error: Exception) -> None:
         """Lets the other members know by breaking all connections to them, and the agent by its word.
 
@@ -238,7 +263,10 @@ class AgentMembership:
     def tell_broken(self, error: Exception, *, outlives_joins: bool = True) -> None:
         """Breaks all connections to the other members, and tells the agent why."""
         assert self._world is not None
-        break_collectives(str(error), is_quiet=True)
+        if self._break_off is None:
+            break_collectives(str(error), is_quiet=True)
+        else:
+            self._break_off()
         why = f"{type(error).__name__}: {error}"[:4000]
         self.tell(Broke(world=self._world.number, error=why, outlives_joins=outlives_joins))
 
@@ -250,8 +278,16 @@ class AgentMembership:
             pass
 
 
-def membership(serve: Callable[[str], dict[str, Any]], backend: str) -> Membership:
+def membership(
+    serve: Callable[[str], dict[str, Any]],
+    backend: str,
+    *,
+    replica_size: int = 1,
+    break_off: Callable[[], object] | None = None,
+) -> Membership:
     """This process's. ``serve`` begins to offer its state to newcomers that know a key, and returns where.
+
+    ``replica_size``, ``break_off``: see `AgentMembership`.
 
     Raises RuntimeError for the second time under unicron-run, and ValueError for a wrong UNICRON_IN_PLACE.
     """
@@ -263,7 +299,7 @@ def membership(serve: Callable[[str], dict[str, Any]], backend: str) -> Membersh
     if to_agent.on_serve is not None:
         raise WrongUseError("a process has one Run: register what else there is with it, by name")
     to_agent.on_serve = serve
-    return AgentMembership(to_agent)
+    return AgentMembership(to_agent, replica_size=replica_size, break_off=break_off)
 
 
 def why_not_in_place(backend: str, environ: Mapping[str, str]) -> str:

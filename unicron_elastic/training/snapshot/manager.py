@@ -208,9 +208,12 @@ class SnapshotManager:
 
     # -- to storage ---------------------------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str], keep: int) -> None:
-        """Begins to write the state to a folder; all ranks must call it. Raises ValueError and TypeError."""
-        rank, _ = own_rank()
+    def save(self, folder: str | os.PathLike[str], keep: int, rank: int | None = None) -> None:
+        """Begins to write the state to a folder; all ranks must call it. Raises ValueError and TypeError.
+
+        ``rank``: this one's among those who write, if they are not all of the job.
+        """
+        rank = own_rank()[0] if rank is None else rank
         state = self._run.state_dict()
         for name in ("buffers", "hidden"):
             state.pop(name, None)  # as in torch: what state_dict leaves out is the script's to make
@@ -306,9 +309,10 @@ class SnapshotManager:
         elif (apart := self.replication.compare(gather)) and rank == 0:
             _say(f"{apart}.")
 
-    def begin_steps(self) -> None:
-        """All ranks are in ``steps()`` now, and have the same state."""
-        self.replication.begin_steps()
+    def begin_steps(self, *, in_shards: bool) -> None:
+        """All ranks are in ``steps()`` now, and have the same state, or each its shards."""
+        if not in_shards:
+            self.replication.begin_steps()
         self.has_own_parts = False
 
     def begin(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unicron_elastic.compat.tensors import changes_of, copy_each, divide_each, zero_each
+from unicron_elastic.compat.tensors import changes_of, copy_each, divide_each, local_of, shard_like, share_of, zero_each
 from unicron_elastic.engine.transport.completion import Completion, UnderWay
 from unicron_elastic.engine.transport.transport import Transport
 from unicron_elastic.state.nested import shaped_like
@@ -68,6 +68,7 @@ class Gradients:
         self._made: Tensor | None = None  # if this rank has computed micro-batch 0, what that has made
         self.came: list[Tensor] = []  # whose gradients the latest backward pass has added, in that order
         self.weight: float | None = None  # of all micro-batches, once settled; None: they have none
+        self.whole_weight: Callable[[float], float] = lambda weight: weight  # from that of this process's shards
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
@@ -99,6 +100,7 @@ class Gradients:
         self._frozen = tuple(frozen)
         self.parameters = (*self._trained, *self._others)
         self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
+        self._gradients: list[Tensor] = []  # these, or what has them as this rank's part, as the parameter is divided
         self.buckets: list[Bucket] = []
         self._flats: list[Tensor] = []
         self._notes = Notes(torch.zeros(0), 0)
@@ -124,8 +126,8 @@ class Gradients:
         ``stamp`` must be the same on all ranks: see ``Notes``.
         """
         zero_each(self._flats)
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            parameter.grad = view
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
         for parameter in self._frozen:
             parameter.grad = None
         self._notes.begin(stamp)
@@ -174,8 +176,8 @@ class Gradients:
     def check_places(self) -> None:
         """Raises RuntimeError if a gradient is not where it was summed up, or was computed without being summed up."""
         self.check()
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is not view:
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            if parameter.grad is not gradient:
                 raise WrongUseError(
                     "the gradients were taken away while micro-batches were being summed up: call "
                     "optimizer.zero_grad() outside of 'for index in step', or not at all, since each step begins with "
@@ -270,9 +272,9 @@ class Gradients:
         """
         copy_each([b.local for b in self.buckets[:-1]], [b.reduced for b in self.buckets[:-1]])
         touched = self._notes.read()
-        for parameter, view, is_touched in zip(self.parameters, self.views, touched, strict=True):
-            parameter.grad = view if is_touched else None
-        self.weight = self._notes.weight
+        for parameter, gradient, is_touched in zip(self.parameters, self._gradients, touched, strict=True):
+            parameter.grad = gradient if is_touched else None
+        self.weight = None if self._notes.weight is None else self.whole_weight(self._notes.weight)
         if self.weight is not None and self._trained:
             divide_each(self.views[: len(self._trained)], self.weight)
 
@@ -320,18 +322,20 @@ class Gradients:
             ordered.append(((device, NOTES_DTYPE), []))
         for number, ((device, dtype), positions) in enumerate(ordered):
             extra = notes if number == len(ordered) - 1 else 0
-            sizes = [self.parameters[position].numel() for position in positions]
+            sizes = [local_of(self.parameters[position]).numel() for position in positions]
             local = torch.zeros(sum(sizes) + extra, device=device, dtype=dtype)
             reduced = torch.zeros_like(local)
             self._flats.append(local)
             offset = 0
             for position, size in zip(positions, sizes, strict=True):
-                views[position] = shaped_like(self.parameters[position], local[offset : offset + size])
+                views[position] = shaped_like(local_of(self.parameters[position]), local[offset : offset + size])
                 offset += size
             most = max(1, self._bucket_bytes // local.element_size())
             last = max(1, int(most * LAST_BUCKET_SHARE)) if extra else 0
-            buckets += _cut(local, reduced, positions, sizes, most=most, last=last)
+            shares = [share_of(self.parameters[position]) for position in positions]
+            buckets += _cut(local, reduced, positions, sizes, shares=shares, most=most, last=last)
         self.views = [views[position] for position in range(len(self.parameters))]
+        self._gradients = [*map(shard_like, self.parameters, self.views)]
         self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
         nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
         return [*buckets[:-1], replace(buckets[-1], notes=notes), Bucket(local=nothing, reduced=nothing, parameters=())]
@@ -342,21 +346,29 @@ def _shape(parameter: Tensor) -> str:
 
 
 def _cut(
-    local: Tensor, reduced: Tensor, positions: Sequence[int], sizes: Sequence[int], *, most: int, last: int
+    local: Tensor,
+    reduced: Tensor,
+    positions: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    shares: Sequence[int],
+    most: int,
+    last: int,
 ) -> list[Bucket]:
     """Buckets of at most ``most`` elements, or of one parameter; what comes behind the gradients goes to the last.
 
     That one begins with the parameter in which the ``last`` elements begin, if ``last`` is not 0 and the one before has
-    more.
+    more. ``shares``: the sizes by which that is decided, the same in all processes of a replica.
     """
-    firsts, begins = [0], [0]  # of each bucket: its first parameter and element
-    end, last_begins = 0, sum(sizes) - last
-    for number, size in enumerate(sizes):
-        is_last = 0 < last < end - begins[-1] and end <= last_begins < end + size
-        if end > begins[-1] and (is_last or end + size - begins[-1] > most):
+    firsts, begun_at = [0], 0  # the first parameter of each bucket; where the present one begins
+    end, last_begins = 0, sum(shares) - last
+    for number, share in enumerate(shares):
+        is_last = 0 < last < end - begun_at and end <= last_begins < end + share
+        if end > begun_at and (is_last or end + share - begun_at > most):
             firsts.append(number)
-            begins.append(end)
-        end += size
+            begun_at = end
+        end += share
+    begins = [sum(sizes[:first]) for first in firsts]
     return [
         Bucket(local=local[begin:end], reduced=reduced[begin:end], parameters=tuple(positions[first:last]))
         for first, last, begin, end in zip(

@@ -15,13 +15,31 @@ from torch.nn.parameter import UninitializedParameter
 from unicron_elastic.compat.watching.optimizers import tells_of_steps
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
-_SHARDERS = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
-_WHOLE = "run.steps() trains models that are whole on every rank"
+_FULLY_SHARDED = "FSDPModule"
+_SHARDERS = ("FullyShardedDataParallel", _FULLY_SHARDED, "DeepSpeedEngine")
+_WHOLE = "run.steps() trains models that are whole on every rank, or sharded over unicron_elastic.replica_mesh()"
 _TIER_1 = "keep your own loop and have run.restore() and run.snapshot() for it (tier 1 in docs/going-on.md)"
 
 
-def check_suitable(model: nn.Module, optimizers: Iterable[Any] = ()) -> None:
-    """Raises TypeError for a model, or an optimizer of it, that is wrapped, sharded, or has no numbers yet."""
+def _check_shard(name: str, parameter: nn.Parameter, mesh: Any) -> None:
+    """Raises TypeError for what is not sharded over the replica: its processes would not agree on its gradient."""
+    if (own := getattr(parameter, "device_mesh", None)) is None and parameter.requires_grad:
+        raise TypeError(
+            f"{name} is whole on each process of a replica, and nobody sums its gradient over them: have "
+            "fully_shard(model, mesh=mesh) take all parameters that are trained"
+        )
+    if own is not None and own != mesh:
+        raise TypeError(
+            f"{name} is sharded over {own}, and this replica is {mesh}: give fully_shard() the mesh that "
+            "unicron_elastic.replica_mesh() returned, as replicas of a mesh over all ranks cannot be lost one by one"
+        )
+
+
+def check_suitable(model: nn.Module, optimizers: Iterable[Any] = (), mesh: Any = None) -> None:
+    """Raises TypeError for a model, or an optimizer of it, that is wrapped, sharded, or has no numbers yet.
+
+    ``mesh``: that of this process's replica, over which the model is to be sharded by ``fully_shard``.
+    """
     for name, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
         what = f"the model's {name}" if name else "the model"
@@ -31,10 +49,12 @@ def check_suitable(model: nn.Module, optimizers: Iterable[Any] = ()) -> None:
                     f"{what} must not be wrapped in {kind} for run.steps(), which reduces its gradients: give Run the "
                     "model that is inside (model.module)"
                 )
-            if kind in _SHARDERS:
+            if kind in _SHARDERS and not (kind == _FULLY_SHARDED and mesh is not None):
                 raise TypeError(f"{what} is divided among ranks by {kind}, and {_WHOLE}: {_TIER_1}")
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "device_mesh") or hasattr(parameter, "ds_id"):
+        if mesh is not None and not hasattr(parameter, "ds_id"):
+            _check_shard(name, parameter, mesh)
+        elif hasattr(parameter, "device_mesh") or hasattr(parameter, "ds_id"):
             by = "a DTensor" if hasattr(parameter, "device_mesh") else "ZeRO"
             raise TypeError(f"{name} is divided among ranks, as {by}, and {_WHOLE}: {_TIER_1}")
         if isinstance(parameter, UninitializedParameter):

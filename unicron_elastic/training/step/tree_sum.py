@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from unicron_elastic.compat.tensors import add_each
+from unicron_elastic.compat.tensors import add_each, local_of
 from unicron_elastic.engine.protocol.tree import Addition, TreeNode, combine_plan, merge, root
 from unicron_elastic.engine.transport.completion import Completion
 from unicron_elastic.state.nested import flat_like
@@ -236,6 +236,7 @@ class TreeSum:
         gradient = self.parameters[place].grad
         if gradient is None:
             return None
+        gradient = local_of(gradient)
         if gradient.layout != torch.strided:  # of an Embedding(sparse=True), as when it is added to a dense one
             gradient = gradient.to_dense()
         gradient = gradient.resolve_conj()
@@ -249,7 +250,7 @@ class TreeSum:
         if len(kinds) > 1:
             found = " and ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
             raise ValueError(f"a bucket must have one dtype on one device, this one has {found}")
-        return bucket[0].new_empty(0, dtype=_dtype(bucket[0])) if bucket else torch.empty(0)
+        return local_of(bucket[0]).new_empty(0, dtype=_dtype(bucket[0])) if bucket else torch.empty(0)
 
     def _check_held(
         self, held_by_rank: Mapping[int, Sequence[TreeNode]], world_size: int, rank: int, nodes: Collection[TreeNode]
@@ -294,8 +295,8 @@ def _flat(gradients: Gradients, bucket: Sequence[Tensor], like: Tensor) -> Tenso
 def _write(gradients: Gradients, bucket: Sequence[Tensor], out: Tensor) -> None:
     """Write those of a bucket into ``out``, in the order of the parameters' memory."""
     parts = [
-        out.new_zeros(parameter.numel()) if gradient is None else flat_like(parameter, gradient)
-        for parameter, gradient in zip(bucket, gradients, strict=True)
+        out.new_zeros(own.numel()) if gradient is None else flat_like(own, gradient)
+        for own, gradient in zip(map(local_of, bucket), gradients, strict=True)
     ]
     if parts:
         torch.cat(parts, out=out)
@@ -312,7 +313,7 @@ def _dtype(parameter: Tensor) -> torch.dtype:
 
 
 def _elements(bucket: Sequence[Tensor]) -> int:
-    return sum(int(parameter.numel()) for parameter in bucket)
+    return sum(int(local_of(parameter).numel()) for parameter in bucket)
 
 
 def _added(left: Gradients, right: Gradients) -> Gradients:

@@ -1,0 +1,107 @@
+"""Replicas of several processes, each with its shards: one is lost, the others finish the step, and it comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finals import final
+
+pytestmark = pytest.mark.trains
+SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
+END_S = 60.0
+OPTIONS = ("--shard=2", "--micro-batches=8")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one replica comes to by itself, under torchrun."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT, *OPTIONS]
+    environ = {**os.environ, "PROBE": str(folder)}
+    subprocess.run(command, env=environ, cwd=folder, check=True, timeout=END_S, capture_output=True)
+    return final(folder, 0)
+
+
+def _train(launcher: Any, ranks: int, *strikes: str, worlds: int = 1) -> Path:
+    given = [argument for strike in strikes for argument in ("--strike", strike)]
+    run = launcher.start(
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=5",
+        "--unicron-ledger=ledger",
+        SCRIPT,
+        f"--wait-for-worlds={worlds}",
+        *OPTIONS,
+        *given,
+        fast=False,
+    )
+    assert run.wait(END_S) == 0, run.err
+    folder: Path = launcher.folder
+    return folder
+
+
+def _check(folder: Path, undisturbed: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
+    """All ranks have come to the same bits; return the incidents."""
+    for rank in range(ranks):
+        found = final(folder, rank)
+        assert found["parameters"] == undisturbed["parameters"], f"rank {rank}"
+        assert found["losses"].items() <= undisturbed["losses"].items()
+        assert found["world_size"] == ranks
+    last: dict[int, dict[str, Any]] = {}
+    for line in (folder / "ledger").read_text().splitlines():
+        record = json.loads(line)
+        last[record["number"]] = record
+    return list(last.values())
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [
+        "3:2:accumulate:kill",
+        "0:2:reduced:kill",
+        pytest.param("1:2:exchanged:kill", marks=pytest.mark.slow),
+        pytest.param("2:2:reduce:exit", marks=pytest.mark.slow),
+        pytest.param("1:2:forward:kill", marks=pytest.mark.slow),
+        pytest.param("2:2:optimizer:kill", marks=pytest.mark.slow),
+        pytest.param("1:2:between:raise", marks=pytest.mark.slow),
+        pytest.param("0:0:begin:kill", marks=pytest.mark.slow),
+    ],
+)
+def test_the_other_replica_goes_on_and_a_new_one_joins(launcher: Any, undisturbed: Any, strike: str) -> None:
+    folder = _train(launcher, 4, strike, worlds=3)
+    (incident,) = _check(folder, undisturbed, 4)
+    assert (incident["action"], incident["restarts_used"]) == ("go on", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strikes",
+    [
+        ("2:2:accumulate:kill", "3:2:accumulate:kill"),  # both of one replica
+        ("2:1:accumulate:kill", "2:2:accumulate:kill"),
+        ("3:2:accumulate:kill", "2:-1:before:kill"),  # while it comes back
+    ],
+)
+def test_two_losses(launcher: Any, undisturbed: Any, strikes: tuple[str, ...]) -> None:
+    folder = _train(launcher, 4, *strikes, worlds=3)
+    _check(folder, undisturbed, 4)
+
+
+@pytest.mark.slow
+def test_one_replica_after_the_other(launcher: Any, undisturbed: Any) -> None:
+    folder = _train(launcher, 4, "1:1:reduced:kill", "3:5:reduce:kill", worlds=3)
+    for rank in (0, 1):
+        assert final(folder, rank)["parameters"] == undisturbed["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strikes", [("4:2:accumulate:kill",), ("1:2:reduced:kill", "4:2:accumulate:kill")])
+def test_of_three_replicas(launcher: Any, undisturbed: Any, strikes: tuple[str, ...]) -> None:
+    folder = _train(launcher, 6, *strikes, worlds=3)
+    _check(folder, undisturbed, 6)

@@ -1,0 +1,56 @@
+"""Replicas of several ranks are lost at any point, once and again: their ranks decide the same, and sums are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from seats_as_threads import MatesHere, SeatJob, parameters
+from threads_as_ranks import put_threads_in_place
+
+from unicron_elastic.training.shard import mates
+
+STEPS, MICRO_BATCHES = 4, 8
+SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))]
+
+
+@pytest.fixture(autouse=True)
+def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    put_threads_in_place(monkeypatch)
+    mates.make_present(cast("mates.Mates", MatesHere()))
+    yield
+    mates._present.clear()
+
+
+def _trained(seed: int, *, replicas: int, seats: int = 2, steps: int = STEPS, **options: Any) -> None:
+    job = SeatJob(seed, replicas=replicas, seats=seats, steps=steps, micro_batches=MICRO_BATCHES, **options)
+    job.finish()
+    found = parameters(job)
+    assert len(found) >= seats
+    assert all(each == job.plain.parameters for each in found), f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_that_are_left_train_as_if_nothing_had_happened(seed: int) -> None:
+    _trained(seed, replicas=2 + seed % 2, deaths=1 + seed % 3, newcomers=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_new_replicas_train_as_if_nothing_had_happened(seed: int) -> None:
+    _trained(seed, replicas=2 + seed % 2, seats=2 + seed % 2, deaths=1 + seed % 3, newcomers=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_who_trains_in_several_calls_trains_as_in_one(seed: int) -> None:
+    _trained(seed, replicas=2 + seed % 2, deaths=seed % 4, newcomers=True, steps=6, totals=(2, 4, 6), reports=seed % 3)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_connections_break_though_nobody_is_lost(seed: int) -> None:
+    _trained(seed, replicas=2 + seed % 2, deaths=1 + seed % 2, newcomers=seed % 3 > 0, is_shaky=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_some_hear_late_of_a_newcomer(seed: int) -> None:
+    _trained(seed, replicas=2, deaths=1 + seed % 2, newcomers=True, is_slow_to_hear=True)

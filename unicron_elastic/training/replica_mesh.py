@@ -1,0 +1,109 @@
+"""The mesh of one replica: of the processes of a node that have its shards, and of nobody else.
+
+It is torch's default process group as well, so that what a script does with ``torch.distributed`` stays within the
+replica, and what replicas do together is the run's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from unicron_elastic.base.text import counted
+from unicron_elastic.engine.group import NAME, StableGroup
+from unicron_elastic.engine.transport.superseded import given_up_when
+from unicron_elastic.state.snapshot.gather import leave_group_aside
+from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.shard.mates import Mates, await_end, make_present, present_mates
+from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.training.whole_number import whole_number
+from unicron_elastic.worker.process.process_stat import read_stat
+from unicron_elastic.worker.worlds import link
+
+TIMEOUT_S = 600.0
+_LOOK_S = 0.005
+
+
+def replica_mesh(*, shard: int, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
+    """Return the mesh of this process's replica, of ``shard`` processes, for ``fully_shard(model, mesh=mesh)``.
+
+    It makes torch's default process group, which has these processes alone. ``timeout_s`` is that of its collectives.
+    Raises ValueError for a world that cannot be divided so, and WrongUseError if there is a process group already.
+    """
+    shard = whole_number("shard", shard)
+    rank, size = of_launcher("RANK", 0), of_launcher("WORLD_SIZE", 1)
+    check_divides(shard, size, of_launcher("LOCAL_WORLD_SIZE", size))
+    if dist.is_initialized() or present_mates() is not None:
+        raise WrongUseError(
+            "replica_mesh() makes the process group of this process's replica itself, once: take init_process_group "
+            "and init_device_mesh out, as the ranks of a group over all replicas could not go on when one is lost"
+        )
+    if torch.cuda.is_available():
+        raise WrongUseError(
+            "replica_mesh() is for CPUs over gloo yet: on GPUs keep init_device_mesh(), and your own loop with "
+            "run.restore() and run.snapshot() (tier 1 in docs/going-on.md)"
+        )
+    store = HashStore() if size == 1 else next(dist.rendezvous("env://"))[0]
+    with given_up_when(lambda: False):
+        dist.init_process_group(
+            NAME,
+            store=PrefixStore(f"unicron/replica/{_replica_of(rank, shard, store)}", store),
+            rank=rank % shard,
+            world_size=shard,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    group = dist.group.WORLD
+    assert isinstance(group, StableGroup)
+    if link() is not None:
+        group.on_broken = await_end
+    mesh = init_device_mesh("cpu", (shard,), mesh_dim_names=("shard",))
+    make_present(Mates(mesh))
+    leave_group_aside()
+    return mesh
+
+
+def check_divides(shard: int, size: int, local_size: int) -> None:
+    """Raises ValueError unless the launcher's world is made of whole replicas, each on one node."""
+    if shard < 1:
+        raise ValueError(f"shard must be 1 or more, got {shard}")
+    if size % shard:
+        world = counted(size, "rank", "ranks")
+        raise ValueError(f"a world of {world} cannot be divided into replicas of {shard}: shard must divide it")
+    if link() is not None and local_size % shard:
+        raise ValueError(
+            f"a replica of {shard} ranks must be on one node, and a node has {local_size} ranks: shard must divide that"
+        )
+
+
+def _replica_of(rank: int, shard: int, store: Store) -> str:
+    """Return a name that the processes of this replica have, and none of a replica that was lost before it.
+
+    The process in the first seat writes down which one it is. Who reads that looks whether it lives: else it is that of
+    a replica which was lost, and another one comes, as an agent starts all of a replica at once.
+    """
+    if link() is None:
+        return str(rank // shard)
+    place = f"{socket.gethostname()}/{of_launcher('GROUP_RANK', 0)}/{of_launcher('LOCAL_RANK', 0) // shard}"
+    key = f"unicron/replicas/{place}"
+    if rank % shard == 0:
+        store.set(key, _life_of(str(os.getpid())))
+    while not (store.check([key]) and _lives(name := bytes(store.get(key)).decode())):
+        time.sleep(_LOOK_S)
+    return f"{place}/{name}"
+
+
+def _life_of(pid: str) -> str:
+    """Return what tells a process from all others of its host that ever had its number; "" if it has ended."""
+    stat = read_stat(f"/proc/{pid}/stat")
+    return "" if stat is None or stat.has_ended else f"{pid}.{stat.started_at}"
+
+
+def _lives(name: str) -> bool:
+    return _life_of(name.partition(".")[0]) == name

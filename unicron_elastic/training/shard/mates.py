@@ -1,0 +1,78 @@
+"""The processes of one replica, connected for as long as it lives: what they tell each other to stay one.
+
+A replica that has lost a process is lost: the agent ends the others, so that whoever waits for a lost one waits for
+that, and raises nothing which a script would have to handle.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+END_S = 60.0  # within which the agent ends those whose replica is lost
+_ROOM, _HEAD = 248, 8  # bytes of a message, most of which fit, and of its length
+
+
+class Mates:
+    """`Mates` are the processes of one replica, which trains over ``mesh``; this one has the ``seat``."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self._group: ProcessGroup = mesh.get_group()
+        self.seat = int(mesh.get_local_rank())
+        self.seats = int(mesh.size())
+
+    @property
+    def is_lead(self) -> bool:
+        """Return whether this process speaks for its replica."""
+        return self.seat == 0
+
+    def share(self, told: str) -> list[str]:
+        """Return what each tells at this point, by seat. Raises what a collective raises, if nobody ends this one."""
+        data = told.encode()
+        first = self._gathered(len(data).to_bytes(_HEAD, "big") + data[:_ROOM].ljust(_ROOM, b"\0"))
+        sizes = [int.from_bytes(each[:_HEAD], "big") for each in first]
+        texts = [each[_HEAD:] for each in first]
+        if (rest := max(sizes) - _ROOM) > 0:
+            more = self._gathered(data[_ROOM:].ljust(rest, b"\0"))
+            texts = [one + other for one, other in zip(texts, more, strict=True)]
+        return [text[:size].decode() for text, size in zip(texts, sizes, strict=True)]
+
+    def _gathered(self, data: bytes) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).clone()
+        given = [torch.empty_like(mine) for _ in range(self.seats)]
+        dist.all_gather(given, mine, group=self._group)
+        return [bytes(each.tolist()) for each in given]
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Return the mean of what each has."""
+        total = tensor.detach().clone()
+        dist.all_reduce(total, group=self._group)
+        return total / self.seats
+
+
+def await_end() -> None:
+    """Wait for the agent, which ends the processes of a replica that is lost; not for ever."""
+    time.sleep(END_S)
+    sys.stderr.write(
+        f"unicron: connections of this replica are broken, and the agent has not ended it within {END_S:g} s.\n"
+    )
+
+
+_present: list[Mates] = []
+
+
+def make_present(mates: Mates) -> None:
+    """Note who they are: a process is in one replica."""
+    _present[:] = [mates]
+
+
+def present_mates() -> Mates | None:
+    """Return the mates of this process; None if its replica is made of it alone."""
+    return _present[0] if _present else None
