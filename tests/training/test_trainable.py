@@ -234,7 +234,7 @@ def test_a_newcomer_trains_what_its_source_does_also_if_no_step_is_left(monkeypa
     monkeypatch.setattr(engine, "membership", lambda *_: Newcomer())
     monkeypatch.setattr(arrival, "fetch_state", lambda handover, _: handover.load_state_dict(given) or Source())
 
-    def say(_assembly: Assembly, _number: int, here: Said) -> None:
+    def say(_assembly: Assembly, _number: int, here: Said, **_: bool) -> None:
         said.append(here)
         raise InterruptedError
 
