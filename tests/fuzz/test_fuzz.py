@@ -35,6 +35,7 @@ ELSEWHERE = {
     "unicron_elastic/engine/protocol/said.py": "the same",
     "unicron_elastic/training/group/collective_order.py": "the same",
     "unicron_elastic/training/engine.py": "the same",
+    "unicron_elastic/training/shard/unison.py": "the same",
     "unicron_elastic/training/step/comparison.py": "the same",
     "unicron_elastic/training/snapshot/manager.py": "the same",
     "unicron_elastic/training/snapshot/replication.py": "the same",
