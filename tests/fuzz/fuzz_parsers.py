@@ -216,6 +216,7 @@ WORKER_MESSAGES: tuple[dict[str, Any], ...] = (
             SectionOverdue(section="save", open_s=3.0, limit_s=2.0),
             ControlWanted(action="restart", description="x"),
             Entered(),
+            Entered(replica_size=2),
             Ready(state=3),
             Left(),
             Broke(world=2, error="RuntimeError: Connection reset by peer"),

@@ -294,6 +294,22 @@ def test_a_replacement_that_never_trained_is_not_missed_at_the_end() -> None:
     assert none(job.log, TellPeers, StopWorkers)
 
 
+def test_a_newcomer_that_is_stopped_and_that_nobody_needs_is_ended() -> None:
+    job = with_newcomer(is_ready=False)
+    job.went_on(0)
+    job.went_on(2)  # so that no incident is open
+    job.parted(0, number(job))
+    job.hung(1)
+    assert only(job.evidence(1), KillWorkers).local_ranks == (1,)
+    assert none(job.log, StopWorkers)
+
+
+def test_what_is_said_of_a_world_that_nobody_knows_ends_nobody_else() -> None:
+    job = InPlace(2, entered=False, do_others_train=True)
+    job.parted(0, 1)
+    assert none(job.exited(1, CRASHED), KillWorkers)
+
+
 def test_a_newcomer_that_ends_before_it_has_come_is_spoken_of() -> None:
     job = with_newcomer(is_ready=False)
     assert only(job.exited(1), Tell).reason.startswith("rank 5 ended by itself before it came to the others")

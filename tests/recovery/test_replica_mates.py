@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jobs_in_place import ELSEWHERE, InPlace, LateNode
 from scenario import CRASHED, GLOO_CLOSED, KILLED, none, only
@@ -124,7 +124,19 @@ def test_whatever_happens_replicas_are_whole_in_each_world(
         job.happen(happening)
 
 
+@given(SIZES, st.booleans(), st.lists(HAPPENINGS, max_size=40))
+def test_whatever_happens_on_a_late_node_replicas_are_whole_in_each_world(
+    sizes: tuple[int, int], is_known: bool, happenings: list[tuple[Any, ...]]
+) -> None:
+    workers, size = sizes
+    job = Whole(workers, replica_size=size, entered=False, holds=True, do_others_train=is_known, max_restarts=50)
+    job.begun_elsewhere()
+    for happening in happenings:
+        job.happen(happening)
+
+
 @given(SIZES, st.lists(HAPPENINGS, max_size=40))
+@example((4, 2), [("raised", 0, GLOO_CLOSED), ("exited", 0, 0)])
 def test_whoever_is_lost_is_replaced_with_all_of_its_replica(
     sizes: tuple[int, int], happenings: list[tuple[Any, ...]]
 ) -> None:
@@ -287,3 +299,36 @@ def test_a_mate_that_still_makes_its_last_step_is_not_asked_for_more_of_them() -
     assert job.part(2) is Part.PARTED
     job.parted(2)
     assert none(job.exited(2), KillWorkers, RecordIncident)
+
+
+def test_whose_mate_has_made_the_last_step_of_all_is_no_newcomer() -> None:
+    job = with_newcomers()
+    job.all("entered")
+    job.fetched(2)
+    job.fetched(3)
+    job.parted(0, 2)  # before these came
+    job.parted(1, 2)
+    assert none(job.parted(3), KillWorkers)
+
+
+@pytest.mark.parametrize("has_mate_ended", [True, False])
+def test_a_replica_of_which_one_ends_as_it_is_taken_in_is_left_out_again(has_mate_ended: bool) -> None:
+    job = with_newcomers()
+    job.hold()
+    job.all("entered")
+    job.fetched(2)
+    job.fetched(3)
+    job.exited(3)
+    if has_mate_ended:
+        job.exited(2)
+    left_out = only(job.written(), ChangeWorld)
+    assert sorted(left_out.lost) == ["6.1#here", "7.1#here"]
+
+
+def test_a_process_that_says_less_than_others_changes_nothing() -> None:
+    job = with_newcomers()
+    job.replica_size = 1
+    job.entered(2)
+    job.entered(3)
+    job.fetched(2)
+    assert len(only(job.fetched(3), ChangeWorld).joined) == 2

@@ -233,6 +233,9 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
     commands: list[Command] = []
     if worker.is_lost and state.phase is Phase.RUNNING:
         state, commands = worker_loss.lost_ended(state, worker, event)
+    elif worker.raised is not None and state.phase is Phase.RUNNING:  # which was left to be explained, and is not
+        fault = classify(replace(worker.raised, exit_code=event.exit_code))
+        state, commands = _fault_noticed(state, fault, event.at, worker_loss.BROKE_METHOD)
     elif event.exit_code == 0 and state.phase is Phase.RUNNING:
         state, commands = worker_loss.member_ended(state, worker, event.at)
     elif any(f.failure.local_rank == worker.local_rank for f in state.faults):
@@ -245,13 +248,6 @@ def _worker_exited(state: JobState, event: WorkerExited) -> tuple[JobState, list
 def _ended_badly(state: JobState, worker: Worker, event: WorkerExited) -> tuple[JobState, list[Command]]:
     fault = classify(_failure_at_exit(worker, event))
     was_stopping = state.phase is Phase.STOPPING
-    if not was_stopping and worker.raised is not None:  # which was left to be explained, and is not
-        return _fault_noticed(
-            state,
-            classify(replace(worker.raised, exit_code=event.exit_code)),
-            event.at,
-            worker_loss.BROKE_METHOD,
-        )
     state, commands = _fault_noticed(state, fault, event.at, "process supervision")
     if not was_stopping:
         return state, commands

@@ -250,7 +250,12 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     lost = _with_living_mates(state, taken)
     if state.phase is not Phase.RUNNING:
         return None
-    if lost and has_anyone_parted(state) and all(is_unneeded(state, worker) for worker in lost):
+    if (
+        lost
+        and state.world is not None
+        and has_anyone_parted(state)
+        and all(is_unneeded(state, worker) for worker in lost)
+    ):
         return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.", taken)
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None
@@ -393,6 +398,12 @@ def _taken(state: JobState, fault: Fault, method: str) -> tuple[Worker, ...]:
     hung = state.hang.local_ranks if state.hang is not None and method == HANG_METHOD else ()
     taken = {fault.failure.local_rank, *hung}
     return tuple(worker for worker in state.workers if worker.local_rank in taken and not _is_gone(worker))
+
+
+def _does_nobody_need(state: JobState, lost: tuple[Worker, ...]) -> bool:
+    """Whether the others have made their last steps without these."""
+    is_at_an_end = state.world is not None and has_anyone_parted(state)
+    return bool(lost) and is_at_an_end and all(is_unneeded(state, worker) for worker in lost)
 
 
 def _with_living_mates(state: JobState, taken: Iterable[Worker]) -> tuple[Worker, ...]:
