@@ -164,3 +164,10 @@ def test_a_tensor_that_cannot_be_written_to_is_replaced() -> None:
     values: dict[str, Any] = {"wide": torch.zeros(1).expand(3)}
     Registered({"values": values}).load({"values": {"wide": torch.ones(3)}}, {})
     assert values["wide"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_dict_of_what_has_a_state_of_its_own_is_refused_at_once() -> None:
+    net = nn.Linear(2, 2)
+    optimizers = {"first": torch.optim.SGD(net.parameters(), lr=0.1)}
+    with pytest.raises(TypeError, match=r"optimizers\['first'\] is a SGD, .* as Run\(\.\.\., first=\.\.\.\)"):
+        Registered({"net": net, "optimizers": optimizers})

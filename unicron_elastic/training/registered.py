@@ -195,6 +195,12 @@ def with_state(name: str, each: Stateful | dict[str, Any]) -> Stateful:
     A class of the script's that is a dict may have a state_dict of its own.
     """
     if isinstance(each, dict) and not (hasattr(each, "state_dict") or hasattr(each, "load_state_dict")):
+        if found := next((key for key, part in each.items() if hasattr(part, "load_state_dict")), None):
+            kind = type(each[found]).__name__
+            raise TypeError(
+                f"{name} is a dict, whose values are kept as they are, and {name}[{found!r}] is a {kind}, which has a "
+                f"state_dict of its own: register it by a name of its own, as Run(..., {found}=...)"
+            )
         return ValuesOfScript(each)
     if isinstance(each, type):
         raise TypeError(f"{name} must be an object with a state, and not the class {each.__name__}")
