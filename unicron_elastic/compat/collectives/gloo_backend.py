@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -93,7 +94,7 @@ class Kept(Work):  # type: ignore[misc]
         """Return whether it has ended; if it has well, the part is there."""
         if not self._work.is_completed():
             return False
-        if self._work.is_success():
+        with contextlib.suppress(RuntimeError):  # it has ended badly, and says so to who waits
             self.wait()
         return True
 
