@@ -105,3 +105,15 @@ def test_one_replica_after_the_other(launcher: Any, undisturbed: Any) -> None:
 def test_of_three_replicas(launcher: Any, undisturbed: Any, strikes: tuple[str, ...]) -> None:
     folder = _train(launcher, 6, *strikes, worlds=3)
     _check(folder, undisturbed, 6)
+
+
+@pytest.mark.parametrize(
+    "kind", ["bf16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("checkpoint", "stays-whole"))]
+)
+def test_undisturbed_they_are_torchs_own_to_the_bit(launcher: Any, kind: str) -> None:
+    script = str(Path(__file__).with_name("train_both_ways.py"))
+    for tool, way in (("torchrun", "hsdp"), ("unicron-run", "replicas")):
+        run = launcher.start("--standalone", "--nproc-per-node=4", script, way, kind, tool=tool, fast=False)
+        assert run.wait(END_S) == 0, run.err
+    ways = [f"{way}-{rank}" for way in ("hsdp", "replicas") for rank in range(4)]
+    assert len({(launcher.folder / each).read_text() for each in ways}) == 1
