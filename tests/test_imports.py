@@ -69,7 +69,9 @@ MAY_IMPORT = {
         "base compat engine.protocol engine.transport state state.pull training.snapshot training.step worker "
         "worker.collectives worker.process"
     ),
-    "training.shard": ("base engine.group engine.protocol engine.transport state.snapshot training.group worker"),
+    "training.shard": (
+        "base compat.collectives engine.group engine.protocol engine.transport state.snapshot training.group worker"
+    ),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "
         "rendezvous.records rendezvous.store"

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import AllgatherOptions, AllToAllOptions
 
 from unicron_elastic.compat.collectives.python_group import COLLECTIVES, Together
 
-__all__ = ["MIND_NO_TIME_OUT", "GlooBackend"]
+__all__ = ["MIND_NO_TIME_OUT", "AllgatherOptions", "GlooBackend"]
 
 # A wait for one of these has no time-out (the list's reduce-scatter, torch 2.13), or ends the connection with it.
 MIND_NO_TIME_OUT = frozenset(["reduce_scatter", "send", "recv", "recv_anysource"])

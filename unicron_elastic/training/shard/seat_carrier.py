@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, BroadcastOptions, PrefixStore, Store, Work
-from torch.distributed.distributed_c10d import AllgatherOptions
 
+from unicron_elastic.compat.collectives.gloo_backend import AllgatherOptions
 from unicron_elastic.engine.group import GlooInside
 from unicron_elastic.engine.group.connect_inside import connect_inside
 from unicron_elastic.engine.transport.waiter import Patience
