@@ -71,6 +71,25 @@ def test_a_model_over_another_mesh_is_refused(*, has_replica: bool) -> None:
         next(iter(_steps(model)))
 
 
+def _stepped(replicas: int, lr: float = 0.1) -> None:
+    mesh = unicron_elastic.replica_mesh(shard=1)
+    model = fully_shard(nn.Linear(2, 1), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer.register_step_pre_hook(mates.Mates(mesh, replicas).check_summed)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_a_loop_of_its_own_would_have_replicas_train_apart() -> None:
+    with pytest.raises(unicron_elastic.WrongUseError, match=r"nobody but run.steps\(\) sums up"):
+        _stepped(2)
+
+
+@pytest.mark.parametrize(("replicas", "lr"), [(1, 0.1), (2, 0.0)])
+def test_a_replica_alone_may_and_so_may_who_only_makes_an_optimizers_state(replicas: int, lr: float) -> None:
+    _stepped(replicas, lr)
+
+
 def test_a_parameter_that_is_whole_on_each_process_is_refused() -> None:
     mesh = unicron_elastic.replica_mesh(shard=1)
     model = nn.Sequential(fully_shard(nn.Linear(2, 1), mesh=mesh), nn.Linear(1, 1))

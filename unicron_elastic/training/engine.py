@@ -483,6 +483,8 @@ class Engine:
         return True
 
     def _make_parts(self, micro_batches: int) -> None:
+        if self._mates is not None:
+            self._mates.are_summed = True
         reshard(self._model)
         check_suitable(self._model, self._optimizers, None if self._mates is None else self._mates.mesh)
         check_sendable(self._registered)

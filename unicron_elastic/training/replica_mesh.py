@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unicron_elastic.base.text import counted
 from unicron_elastic.engine.group import NAME, StableGroup
@@ -64,7 +65,9 @@ def replica_mesh(*, shard: int, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
     if link() is not None:
         group.on_broken = await_end
     mesh = init_device_mesh("cpu", (shard,), mesh_dim_names=("shard",))
-    make_present(Mates(mesh))
+    mates = Mates(mesh, size // shard)
+    make_present(mates)
+    register_optimizer_step_pre_hook(mates.check_summed)
     leave_group_aside()
     return mesh
 

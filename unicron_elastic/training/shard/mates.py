@@ -14,6 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 END_S = 60.0  # within which the agent ends those whose replica is lost
 _ROOM, _HEAD = 248, 8  # bytes of a message, most of which fit, and of its length
@@ -22,8 +25,11 @@ _ROOM, _HEAD = 248, 8  # bytes of a message, most of which fit, and of its lengt
 class Mates:
     """`Mates` are the processes of one replica, which trains over ``mesh``; this one has the ``seat``."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: DeviceMesh, replicas: int = 1) -> None:
+        """``replicas``: how many there are to begin with."""
         self.mesh = mesh
+        self._replicas = replicas
+        self.are_summed = False  # whether a run sums the gradients of all replicas
         self._group: ProcessGroup = mesh.get_group()
         self.seat = int(mesh.get_local_rank())
         self.seats = int(mesh.size())
@@ -32,6 +38,20 @@ class Mates:
     def is_lead(self) -> bool:
         """Return whether this process speaks for its replica."""
         return self.seat == 0
+
+    def check_summed(self, optimizer: Optimizer, *_: object) -> None:
+        """Raises WrongUseError if it is about to step by the gradients of this replica alone, and there are others.
+
+        One whose learning rates are all zero only makes its state, as torch.distributed.checkpoint has it do.
+        """
+        if self.are_summed or self._replicas == 1 or all(group.get("lr") == 0 for group in optimizer.param_groups):
+            return
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        if any(getattr(each, "device_mesh", None) == self.mesh for each in parameters):
+            raise WrongUseError(
+                "the optimizer steps by the gradients of one replica, and the others would train apart: over the mesh "
+                "of replica_mesh() nobody but run.steps() sums up the gradients of all replicas"
+            )
 
     def share(self, told: str) -> list[str]:
         """Return what each tells at this point, by seat. Raises what a collective raises, if nobody ends this one."""
