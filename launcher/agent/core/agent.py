@@ -507,7 +507,7 @@ class Agent(TorchAgent):
 
     def _is_nobody_awaited(self) -> bool:
         """Tell whether nobody is awaited: nobody needs this round's store when the last step is made."""
-        if self._has_lost_nodes or self._state.gone or self._recalls.does_anyone_depart:
+        if self._has_lost_nodes or self._recalls.does_anyone_depart:
             return True
         return self._nodes.is_nobody_awaited()
 

@@ -260,7 +260,6 @@ class Worlds:
             anew=wanted.of is not None,
             over=wanted.over,
             parted=wanted.parted,
-            lost_in=wanted.lost_in,
         )
 
     def _begin_log(self, this_round: AgentMeeting) -> World | None:
@@ -284,7 +283,7 @@ class Worlds:
         if not gone or len(gone) == world.size:
             return world
         reason = "The nodes have met, and members that have not come are left out."
-        return world.after(store=self._address(), reason=reason, lost=gone, lost_in=world.number)
+        return world.after(store=self._address(), reason=reason, lost=gone)
 
     def _said(self, this_round: AgentMeeting, what: str) -> list[str]:
         """What each agent has said, by rank; "" of one that is gone and has not. Raises DistError and LogNotReady."""
