@@ -61,7 +61,6 @@ from unicron_elastic.recovery.state import (
     is_over,
     living_members,
     members_here,
-    members_of,
     name_of,
     named,
 )
@@ -480,7 +479,7 @@ def go_on_without(state: JobState, event: OtherNodesLost) -> tuple[JobState, lis
     world = state.world
     if world is None or not _can_others_go_on(state, ()):
         return None
-    lost = members_of(world, event.nodes)
+    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
     if not lost:
         return state, []
     if len(lost) == world.size:  # those of this node are lost, too, and wait for their replacements
@@ -494,8 +493,7 @@ def go_on_without(state: JobState, event: OtherNodesLost) -> tuple[JobState, lis
     incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
     commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
     commands += [] if superseded is None else [RecordIncident(incident=superseded)]
-    state = replace(state, incident=incident, broke=None, reattempts=0)  # it explains what broke
-    return state, [*commands, RecordIncident(incident=incident)]
+    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
 
 
 def is_in_place(state: JobState) -> bool:

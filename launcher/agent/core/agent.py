@@ -60,7 +60,7 @@ from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.supervisor import remove_if_empty
 from unicron_elastic.launcher.agent.process.workers import WorkersContext, ignore_again
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
-from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds, nodes_of
+from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds
 from unicron_elastic.launcher.common.few_descriptors import few_descriptors
 from unicron_elastic.launcher.config.forwarded import away_from
 from unicron_elastic.launcher.config.options import Options, from_environment
@@ -520,10 +520,6 @@ class Agent(TorchAgent):
         event = events.OtherNodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
-    def _nodes_silent(self, generation: int, store: Any, ranks: tuple[int, ...]) -> None:
-        event = events.NodesSilent(at=time.monotonic(), nodes=nodes_of(store, ranks), generation=generation)
-        self._runtime.loop.call_soon(lambda: self._events.append(event))
-
     def _taken_out(self, generation: int, reason: str) -> None:
         event = events.TakenForLost(at=time.monotonic(), reason=reason, generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
@@ -819,13 +815,12 @@ class Agent(TorchAgent):
         self._nodes.watch_nodes(listener)
         if self._nodes.has_store_of_each_round:
             self._peers = PeerWatch(
-                self._nodes,
+                spec.rdzv_handler,
                 self._store,
                 spec.monitor_interval,
                 on_fault=partial(self._peer_told, generation),
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
-                on_silent=partial(self._nodes_silent, generation, self._store),
                 outlives_store=self._nodes.outlives_stores,
                 remote_ranks=remote_ranks,
             )

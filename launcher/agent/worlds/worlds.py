@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -355,16 +355,6 @@ class Worlds:
 
     def _workers(self) -> dict[int, WorkerProcess]:
         return self._context.workers if self._context is not None else {}
-
-
-def nodes_of(store: Store, ranks: Iterable[int]) -> tuple[str, ...]:
-    """Return what the agents of these ranks are called in the worlds of the round, as far as they have said so.
-
-    Raises DistError.
-    """
-    keys = [key for key in (f"{_FIRST}/{rank}" for rank in ranks) if store.check([key])]
-    members = [json.loads(bytes(store.get(key)).decode()) for key in keys]
-    return tuple(dict.fromkeys(node for each in members for _, node, _ in each))
 
 
 def _is_made(world: World, wanted: ChangeWorld, *, is_over: bool = False) -> bool:
