@@ -52,7 +52,7 @@ def _round(args: argparse.Namespace, way: str, launcher: Launcher) -> dict[str, 
     undisturbed = _job(args, way, launcher)
     steps = [each["took_s"] for each in undisturbed if each["what"] == "step" and each["step"] >= WARM_UP]
     kill_step = args.steps // 2
-    disturbed = _job(args, way, launcher, f"--kill-rank={3}", f"--kill-step={kill_step}")
+    disturbed = _job(args, way, launcher, "--kill-rank=3", f"--kill-step={kill_step}")
     killed = next(each for each in disturbed if each["what"] == "killed")
     after = [each for each in disturbed if each["what"] == "step" and each["at"] > killed["at"]]
     others = [each["at"] for each in after if each["rank"] == 0 and each["step"] >= kill_step]

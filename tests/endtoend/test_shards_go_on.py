@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,9 +10,9 @@ from typing import Any
 
 import pytest
 from finals import final
+from train_in_place_job import SCRIPT, incidents, trained
 
 pytestmark = pytest.mark.trains
-SCRIPT = str(Path(__file__).with_name("train_in_place.py"))
 END_S = 60.0
 OPTIONS = ("--shard=2", "--micro-batches=8")
 
@@ -29,21 +28,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def _train(launcher: Any, ranks: int, *strikes: str, worlds: int = 1) -> Path:
-    given = [argument for strike in strikes for argument in ("--strike", strike)]
-    run = launcher.start(
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "--max-restarts=5",
-        "--unicron-ledger=ledger",
-        SCRIPT,
-        f"--wait-for-worlds={worlds}",
-        *OPTIONS,
-        *given,
-        fast=False,
-    )
-    assert run.wait(END_S) == 0, run.err
-    folder: Path = launcher.folder
-    return folder
+    return trained(launcher, ranks, *strikes, worlds=worlds, more=OPTIONS, end_s=END_S)
 
 
 def _check(folder: Path, undisturbed: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
@@ -53,11 +38,7 @@ def _check(folder: Path, undisturbed: dict[str, Any], ranks: int) -> list[dict[s
         assert found["parameters"] == undisturbed["parameters"], f"rank {rank}"
         assert found["losses"].items() <= undisturbed["losses"].items()
         assert found["world_size"] == ranks
-    last: dict[int, dict[str, Any]] = {}
-    for line in (folder / "ledger").read_text().splitlines():
-        record = json.loads(line)
-        last[record["number"]] = record
-    return list(last.values())
+    return incidents(folder)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
+import torch
 
 from unicron_elastic.engine.protocol.replica_event import (
     Answered,
@@ -18,8 +22,10 @@ from unicron_elastic.engine.protocol.replica_event import (
     StateRefused,
     WhoIsWrong,
 )
+from unicron_elastic.training.engine import Engine
 from unicron_elastic.training.group.assembly import TextsHeard
 from unicron_elastic.training.shard.unison import Result, merged, read_result, told_of
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 
 @pytest.mark.parametrize(
@@ -82,3 +88,31 @@ def test_processes_of_one_replica_are_members_together() -> None:
 )
 def test_what_is_told_is_read(result: Result) -> None:
     assert read_result(told_of(result)) == result
+
+
+class Told:
+    """`Told` are mates of whom the other one has told this."""
+
+    seats = 2
+
+    def __init__(self, *other: float) -> None:
+        self._other = torch.tensor(other, dtype=torch.float64)
+
+    def mean(self, mine: torch.Tensor) -> torch.Tensor:
+        return (mine + self._other) / 2
+
+
+def _of_all_seats(mates: Told, weight: float | None) -> tuple[torch.Tensor, float | None]:
+    return Engine._of_all_seats(cast("Engine", SimpleNamespace(_mates=mates)), torch.tensor([1.0, 2.0]), weight)
+
+
+def test_losses_and_weights_are_means_over_the_seats() -> None:
+    losses, weight = _of_all_seats(Told(3.0, 4.0, 5.0, 1.0), 3.0)
+    assert (losses.tolist(), losses.dtype, weight) == ([2.0, 3.0], torch.float32, 4.0)
+    assert _of_all_seats(Told(3.0, 4.0, 0.0, 0.0), None)[1] is None
+
+
+@pytest.mark.parametrize(("other", "weight"), [(0.0, 3.0), (1.0, None)])
+def test_all_seats_have_a_weight_or_none_has(other: float, weight: float | None) -> None:
+    with pytest.raises(WrongUseError, match="a weight on some ranks of this replica, and none on others"):
+        _of_all_seats(Told(3.0, 4.0, 5.0, other), weight)

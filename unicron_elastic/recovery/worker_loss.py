@@ -250,12 +250,7 @@ def go_on(state: JobState, fault: Fault, at: float, method: str) -> tuple[JobSta
     lost = _with_living_mates(state, taken)
     if state.phase is not Phase.RUNNING:
         return None
-    if (
-        lost
-        and state.world is not None
-        and has_anyone_parted(state)
-        and all(is_unneeded(state, worker) for worker in lost)
-    ):
+    if _does_nobody_need(state, lost):
         return _leave_out(state, lost, at, f"{fault.reason} Nobody needs it now.", taken)
     if not lost or not _can_others_go_on(state, lost) or _has_nobody_the_state(fault):
         return None

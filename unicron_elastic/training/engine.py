@@ -149,6 +149,7 @@ class Engine:
         """``mates``: the processes of this one's replica, if they are several."""
         self._model = model
         self._mates = mates
+        self._seats = 1 if mates is None else mates.seats
         self._trainable = Trainable(model)
         self._scaler = scaler
         self._objects = registered
@@ -174,11 +175,11 @@ class Engine:
         self._replicas = replicas
         self._gate = StateGate()
         self._membership, carrier, self._unison = self._places(mates, backend)
-        self._driver = ReplicaDriver(self._membership, self._gate, self._act, 1 if mates is None else mates.seats)
+        self._driver = ReplicaDriver(self._membership, self._gate, self._act, self._seats)
         self._arrival = Arrival(self._membership, self._registered)
         self._signs = Signs(timeout_s, Effort().look)
         self._transport = Transport(backend, self._membership.is_left, self._signs, carrier)
-        self.reports = Reports()
+        self.reports = Reports(self._seats)
         self._regrouping = Regrouping()
         self._share: MeanShare | None = None  # of the mean for which the script asks
         self._found: tuple[Tensor, Iterable[int]] | None = None  # its result, and whose shares that lacks
@@ -245,8 +246,7 @@ class Engine:
         if self.is_passing:
             return of_launcher("WORLD_SIZE", 1)
         if self._driver.replica.met is not None:
-            seat, seats = (0, 1) if self._mates is None else (self._mates.seat, self._mates.seats)
-            return self._driver.replica.rank * seats + seat
+            return self._driver.replica.rank * self._seats + (0 if self._mates is None else self._mates.seat)
         return of_launcher("RANK", 0)
 
     @property
@@ -254,7 +254,7 @@ class Engine:
         """Return the size of the present world."""
         met = self._driver.replica.met
         if met is not None and not self.is_passing:
-            return met.size if self._mates is None else met.size * self._mates.seats
+            return met.size * self._seats
         return of_launcher("WORLD_SIZE", 1) + self.is_passing
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Engine:
 
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
-        reshard(self._model)
+        self._have_shards()
         self._values.begin_step()
         count_as_step(self.state + 1)
         self.guard.drop(self.state - 1, self._trainable.trained)
@@ -336,8 +336,7 @@ class Engine:
             raise WrongUseError(
                 f"what this rank has computed is not what it was dealt: they differ in micro-batch {wrong}"
             )
-        if self._unison is not None:
-            self._unison.agree_on_news()
+        self._hear_news()
         return self._indices(self._driver.post(MoreAsked()))
 
     def end_step(self) -> tuple[Tensor, float | None]:
@@ -359,20 +358,23 @@ class Engine:
         self._randomness.give_back()
         self.guard.is_reduced(self._trainable.trained)
         self.reports.begin_shares(assembly.world, (self.until, self.state))
-        return self._of_all_seats(gradients.losses(), gradients.weight)
+        seats = 1 if gradients.weight is None else self._seats  # sums, of all, if they have weights
+        return gradients.losses() * seats, None if gradients.weight is None else gradients.weight * seats
 
     def _of_all_seats(self, losses: Tensor, weight: float | None) -> tuple[Tensor, float | None]:
-        """Return the losses of the micro-batches: their means over the seats; with weights, their sums."""
+        """Return the means over the seats, as ``fully_shard`` has made it of their gradients.
+
+        Raises WrongUseError if some have a weight and others have not.
+        """
         if self._mates is None:
             return losses, weight
-        losses = self._mates.mean(losses)
-        return (losses, None) if weight is None else (losses * self._mates.seats, weight * self._mates.seats)
-
-    def _weight_of_all_seats(self, weight: float) -> float:
-        """Return by what gradients are divided, of which ``fully_shard`` has made the mean over the seats."""
-        if self._mates is None:
-            return weight
-        return float(self._mates.mean(torch.tensor([weight], dtype=torch.float64)))
+        weights = torch.tensor([0.0 if weight is None else weight, weight is not None], dtype=torch.float64)
+        means = self._mates.mean(torch.cat([losses.double(), weights]))
+        if 0 < means[-1] < 1:
+            raise WrongUseError(
+                "step.backward(loss, weight=...) got a weight on some ranks of this replica, and none on others"
+            )
+        return means[:-2].to(losses.dtype), float(means[-2]) if means[-1] else None
 
     def end_optimizer_step(self) -> None:
         """The script has made that of the present step."""
@@ -399,8 +401,7 @@ class Engine:
             share = self._share = MeanShare.of(value, self._device)
             self.reports.begin(share.kind, share.numbers)
             self._found = None
-            if self._unison is not None:
-                self._unison.agree_on_news()
+            self._hear_news()
             command = self._driver.post(MeanAsked())
             is_own = isinstance(command, ReturnMean) and command.is_own
             found = None if is_own else self._found or self.reports.find()
@@ -473,8 +474,7 @@ class Engine:
         record = self._driver.replica.record
         if isinstance(record, Passing) and record.kept is not None:
             self._registered.load()  # the script may have changed what it had copied
-        if self._unison is not None:
-            self._unison.agree_on_news()
+        self._hear_news()
         command = self._driver.post(CallBegun(until))
         if not isinstance(record, Finished):
             if isinstance(command, LetGo) and command.is_over:
@@ -485,7 +485,7 @@ class Engine:
     def _make_parts(self, micro_batches: int) -> None:
         if self._mates is not None:
             self._mates.are_summed = True
-        reshard(self._model)
+        self._have_shards()
         check_suitable(self._model, self._optimizers, None if self._mates is None else self._mates.mesh)
         check_sendable(self._registered)
         kind = TreeGradients if self._is_reproducible else Gradients
@@ -493,7 +493,7 @@ class Engine:
         self._gradients = kind((), micro_batches, self._transport)
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
-        self._gradients.whole_weight = self._weight_of_all_seats
+        self._gradients.of_all_seats = self._of_all_seats
         self._gradients.when_ready(self._begin_bucket)
         self._replicas.buffers = self._buffers
         self._assembly = Assembly(
@@ -523,10 +523,9 @@ class Engine:
         """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
         _, assembly = self._parts()
         self._load_again()
-        reshard(self._model)
+        self._have_shards()
         self._lay_out()
-        if self._unison is not None:
-            self._unison.agree_on_news()
+        self._hear_news()
         self._driver.post(CallEnded())
         count_as_step(0)
         if self._buffers is not None:
@@ -534,6 +533,16 @@ class Engine:
         self.reports.begin_shares(assembly.world, (self.until, self.state))
 
     # -- what the protocol decides ------------------------------------------------------------------------------------
+
+    def _hear_news(self) -> None:
+        """Take in the newest world, with all processes of this replica."""
+        if self._unison is not None:
+            self._unison.agree_on_news()
+
+    def _have_shards(self) -> None:
+        """Have the model its shards, where a forward pass without a backward pass has left whole parameters."""
+        if self._mates is not None:
+            reshard(self._model)
 
     def _act(self, command: ReplicaCommand) -> Iterable[Result]:
         """Do it; return how it ended, for all of this replica. Raises what the script is to be told."""
@@ -663,9 +672,8 @@ class Engine:
         if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
         gradients.lay_out(self._trainable.in_order, self._trainable.frozen, self._buffers.changes)
-        seats = 1 if self._mates is None else self._mates.seats
         terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
-        assembly.terms = terms if seats == 1 else f"{terms}, in {seats} shards"
+        assembly.terms = terms if self._mates is None else f"{terms}, in {self._seats} shards"
         self._driver.lay_out(len(gradients.buckets))
 
     def _in_full(self, said: Said, *, is_copy: bool) -> Said:

@@ -36,7 +36,8 @@ def replica_mesh(*, shard: int, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
     """Return the mesh of this process's replica, of ``shard`` processes, for ``fully_shard(model, mesh=mesh)``.
 
     It makes torch's default process group, which has these processes alone. ``timeout_s`` is that of its collectives.
-    Raises ValueError for a world that cannot be divided so, and WrongUseError if there is a process group already.
+    Raises ValueError for a world that cannot be divided so, WrongUseError if there is a process group already, and
+    TimeoutError if another process of the replica does not come.
     """
     shard = whole_number("shard", shard)
     rank, size = of_launcher("RANK", 0), of_launcher("WORLD_SIZE", 1)
@@ -55,7 +56,7 @@ def replica_mesh(*, shard: int, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
     with given_up_when(lambda: False):
         dist.init_process_group(
             NAME,
-            store=PrefixStore(f"unicron/replica/{_replica_of(rank, shard, store)}", store),
+            store=PrefixStore(f"unicron/replica/{_replica_of(rank, shard, store, timeout_s)}", store),
             rank=rank % shard,
             world_size=shard,
             timeout=timedelta(seconds=timeout_s),
@@ -85,11 +86,11 @@ def check_divides(shard: int, size: int, local_size: int) -> None:
         )
 
 
-def _replica_of(rank: int, shard: int, store: Store) -> str:
+def _replica_of(rank: int, shard: int, store: Store, timeout_s: float) -> str:
     """Return a name that the processes of this replica have, and none of a replica that was lost before it.
 
     The process in the first seat writes down which one it is. Who reads that looks whether it lives: else it is that of
-    a replica which was lost, and another one comes, as an agent starts all of a replica at once.
+    a replica which was lost, and another one comes, as an agent starts all of a replica at once. Raises TimeoutError.
     """
     if link() is None:
         return str(rank // shard)
@@ -97,7 +98,14 @@ def _replica_of(rank: int, shard: int, store: Store) -> str:
     key = f"unicron/replicas/{place}"
     if rank % shard == 0:
         store.set(key, _life_of(str(os.getpid())))
+    end = time.monotonic() + timeout_s
     while not (store.check([key]) and _lives(name := bytes(store.get(key)).decode())):
+        if time.monotonic() > end:
+            first = of_launcher("LOCAL_RANK", 0) // shard * shard
+            raise TimeoutError(
+                f"local rank {first}, the first of this replica, has not called replica_mesh() within {timeout_s:g} s: "
+                "all ranks must call it"
+            )
         time.sleep(_LOOK_S)
     return f"{place}/{name}"
 

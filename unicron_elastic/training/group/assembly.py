@@ -109,7 +109,7 @@ class Assembly:
 
     # -- meetings -----------------------------------------------------------------------------------------------------
 
-    def say(self, number: int, said: Said, *, is_silent: bool = False) -> TextsHeard | RoundLeft | ReplicaEvent | None:
+    def say(self, number: int, said: Said, *, is_silent: bool = False) -> ReplicaEvent | None:
         """Speak in the next round of the meeting of the world ``number``, and hear all.
 
         ``is_silent``: another process of this replica speaks, and hears. Raises MissingError, what broke a world

@@ -180,8 +180,14 @@ class AgentMembership:
         self._replica_size = replica_size
         self._break_off = break_off
         if break_off is not None:
-            ends = to_agent.must_break
-            to_agent.must_break = lambda world: ends(world) and break_off() is NotImplemented
+            ends_adopted = to_agent.must_break
+
+            def breaks_those_alone(world: World) -> bool:
+                if ends_adopted(world):
+                    break_off()
+                return False
+
+            to_agent.must_break = breaks_those_alone
         self._answer_timeout_s = answer_timeout_s
         self.next_world_timeout_s = next_world_timeout_s
         self._world: World | None = None

@@ -27,7 +27,9 @@ FIRST: Place = (-1, -1)  # where no step has ended yet in this process
 class Reports:
     """Of one process. ``is_partial``: whether the latest lacks a share."""
 
-    def __init__(self) -> None:
+    def __init__(self, seats: int = 1) -> None:
+        """``seats``: how many ranks a member of a world is made of."""
+        self._seats = seats
         self.is_partial = False
         self.place = FIRST  # the total and the step behind which these reductions are, the same on all ranks
         self._last: tuple[Report, Tensor] | None = None
@@ -62,7 +64,7 @@ class Reports:
         if world is None:
             return self._lost
         if self.place == FIRST:
-            return _lost_from_the_first(world)
+            return _lost_from_the_first(world, self._seats)
         names = {member.name for member in world.members}
         return self._lost | {rank for name, rank in self._shared.items() if name not in names}
 
@@ -113,7 +115,8 @@ class Reports:
         assert self._last is not None
         lacks = frozenset(self._last[0].lacks)
         if lacks - self._told:
-            ranks = f"rank{'s' * (len(lacks) > 1)} {', '.join(map(str, sorted(lacks)))}"
+            of = [member * self._seats + seat for member in sorted(lacks) for seat in range(self._seats)]
+            ranks = f"rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
             made = counted(steps, "step", "steps")
             sys.stderr.write(
                 f"unicron: run.mean() after {made} is partial: the share of {ranks}, lost since then, is not in it.\n"
@@ -121,9 +124,10 @@ class Reports:
             self._told |= lacks
 
 
-def _lost_from_the_first(world: World) -> frozenset[int]:
-    """The launcher's ranks that the world has not: shares of the first step are those that the launcher has dealt."""
+def _lost_from_the_first(world: World, seats: int) -> frozenset[int]:
+    """The launcher's members that the world has not: shares of the first step are those that the launcher has dealt."""
     if world.number == 1:
         return frozenset()
     there = {member.name.partition(".")[0] for member in world.members}
-    return frozenset(rank for rank in range(int(os.environ.get("WORLD_SIZE", "1"))) if str(rank) not in there)
+    firsts = range(0, int(os.environ.get("WORLD_SIZE", "1")), seats)
+    return frozenset(rank // seats for rank in firsts if str(rank) not in there)

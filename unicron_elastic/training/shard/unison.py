@@ -33,26 +33,14 @@ from unicron_elastic.training.shard.mates import Mates
 from unicron_elastic.training.shard.seat_membership import SeatMembership
 
 Result: TypeAlias = ReplicaEvent | None  # None: a waiting has ended with news, which are told anyway
+_ENDS = (GroupBroke, Outgrown, RoundLeft, StateRefused)  # what one seat ended with ends it for all: the first of these
 _EVENTS = {
     kind.__name__: kind
     for kind in (
-        *(
-            Answered,
-            Averaged,
-            Connected,
-            Gathered,
-            GroupBroke,
-            Handed,
-            TextsHeard,
-            Judged,
-            Moved,
-            Outgrown,
-            PatienceOver,
-        ),
-        *(Reduced, RoundLeft, StateRefused),
+        *(Answered, Averaged, Connected, Gathered, Handed, Judged, Moved, PatienceOver, Reduced, TextsHeard),
+        *_ENDS,
     )
 }
-_ENDS = (GroupBroke, Outgrown, RoundLeft, StateRefused)  # what one seat ended with ends it for all: the first of these
 
 
 class Unison:

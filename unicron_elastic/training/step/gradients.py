@@ -68,7 +68,9 @@ class Gradients:
         self._made: Tensor | None = None  # if this rank has computed micro-batch 0, what that has made
         self.came: list[Tensor] = []  # whose gradients the latest backward pass has added, in that order
         self.weight: float | None = None  # of all micro-batches, once settled; None: they have none
-        self.whole_weight: Callable[[float], float] = lambda weight: weight  # from that of this process's shards
+        self._losses = torch.zeros(0)  # of all micro-batches, once settled
+        # The losses and the weight of all processes of this replica, from this one's.
+        self.of_all_seats: Callable[[Tensor, float | None], tuple[Tensor, float | None]] = lambda *own: own
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
@@ -274,7 +276,7 @@ class Gradients:
         touched = self._notes.read()
         for parameter, gradient, is_touched in zip(self.parameters, self._gradients, touched, strict=True):
             parameter.grad = gradient if is_touched else None
-        self.weight = None if self._notes.weight is None else self.whole_weight(self._notes.weight)
+        self._losses, self.weight = self.of_all_seats(self._notes.losses.clone(), self._notes.weight)
         if self.weight is not None and self._trained:
             divide_each(self.views[: len(self._trained)], self.weight)
 
@@ -286,7 +288,7 @@ class Gradients:
 
     def losses(self) -> Tensor:
         """The loss of each micro-batch, (micro_batches,), once settled."""
-        return self._notes.losses.clone()
+        return self._losses
 
     def digests(self) -> list[float]:
         """The sums of the digests of all ranks' states, once complete."""
