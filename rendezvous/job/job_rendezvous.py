@@ -11,9 +11,10 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from unicron_elastic.base.quarantine import Quarantined
-from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, static_place
+from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo, signs_of_life, static_place
 from unicron_elastic.membership.wait_news import SILENT_S, who_waits
 from unicron_elastic.rendezvous.job.round_watch import RoundListener
+from unicron_elastic.rendezvous.job.silent_nodes import SilentNodes
 from unicron_elastic.rendezvous.job.telling_who_waits import telling_who_waits
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ class JobRendezvous(RendezvousHandler):  # type: ignore[misc]
         """Return whether nobody needs this round's store when the last step is made, without asking that store."""
         return False
 
+    def silent_ranks(self) -> tuple[int, ...]:
+        """Return the ranks of nodes that have given no sign of life for long, where nobody tells that they are lost."""
+        return ()
+
     # What it is told.
 
     def tell_fault(self, reason: str) -> bool:  # noqa: ARG002
@@ -155,6 +160,7 @@ class PlainRendezvous(JobRendezvous):
 
     def __init__(self, handler: RendezvousHandler) -> None:
         self._handler = handler
+        self._silent = SilentNodes()
 
     @property
     def use_agent_store(self) -> bool:
@@ -169,7 +175,14 @@ class PlainRendezvous(JobRendezvous):
         """Meet the other nodes as the handler does."""
         place = static_place(self._handler)
         with nullcontext() if place is None else telling_who_waits(lambda: who_waits(*place), self.silent_s):
-            return self._handler.next_rendezvous()
+            info = self._handler.next_rendezvous()
+        self._silent = SilentNodes()
+        return info
+
+    def silent_ranks(self) -> tuple[int, ...]:
+        """Return them as of the last question how many nodes wait."""
+        signs = signs_of_life(self._handler)
+        return () if signs is None else self._silent.look(signs)
 
     def is_closed(self) -> bool:
         """Answer as the handler does."""

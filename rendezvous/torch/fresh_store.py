@@ -18,6 +18,7 @@ from unicron_elastic.compat.rendezvous import RendezvousHandler, RendezvousInfo,
 from unicron_elastic.membership.wait_news import who_is_here
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 from unicron_elastic.rendezvous.job.job_rendezvous import PlainRendezvous
+from unicron_elastic.rendezvous.job.silent_nodes import SilentNodes
 from unicron_elastic.rendezvous.job.telling_who_waits import telling_who_waits
 
 LEAVE_TIMEOUT_S = 5.0
@@ -46,6 +47,7 @@ class FreshStoreRendezvous(PlainRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meets the other nodes, then gives the round a store of its own. Raises what the inner handler raises."""
         info = self._meet()
+        self._silent = SilentNodes()
         self._meeting = info.store
         if not self._is_to_replace_store():
             return info

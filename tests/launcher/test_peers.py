@@ -21,6 +21,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.silent: tuple[int, ...] = ()
         self.questions = 0
         self.was_asked = threading.Event()
         self.before_answer: Callable[[], object] = lambda: None
@@ -30,6 +31,9 @@ class Handler:
         self.was_asked.set()
         self.before_answer()
         return self.waiting
+
+    def silent_ranks(self) -> tuple[int, ...]:
+        return self.silent
 
 
 class Watcher:
@@ -49,6 +53,7 @@ class Watcher:
             on_fault=lambda reason: self.heard.put(("fault", reason)),
             on_waiting=lambda waiting: self.heard.put(("waiting", waiting)),
             on_error=lambda error: self.heard.put(("error", error)),
+            on_silent=lambda ranks: self.heard.put(("silent", ranks)),
         )
         self.watch.start()
         return self.watch
@@ -112,6 +117,33 @@ def test_nodes_that_wait_are_counted(watcher: Watcher) -> None:
     assert watcher.handler.was_asked.wait(DEADLINE_S)
     watcher.handler.waiting = 3
     assert watcher.next() == ("waiting", 3)
+
+
+def test_while_nodes_wait_it_is_heard_who_falls_silent_and_what_fails(watcher: Watcher) -> None:
+    watcher.handler.waiting = 1
+    watcher.begin()
+    assert watcher.next() == ("waiting", 1)
+    watcher.handler.silent = (2,)
+    assert watcher.next() == ("silent", (2,))
+    watcher.handler.silent = ()
+    assert watcher.next() == ("silent", ())
+    watcher.handler.waiting = 2
+    assert watcher.next() == ("waiting", 2)
+    tell_peers(watcher.store, "rank 5 is gone.")
+    assert watcher.next() == ("fault", "rank 5 is gone.")
+
+
+def test_what_breaks_when_nodes_wait_may_be_for_the_next_round(watcher: Watcher) -> None:
+    watcher.handler.waiting = 1
+    watch = watcher.begin()
+    assert watcher.next() == ("waiting", 1)
+
+    def fail() -> None:
+        raise ConnectionError("the node with the store meets the others in another one")
+
+    watcher.handler.before_answer = fail
+    watch._thread.join(DEADLINE_S)
+    assert watcher.is_silent()
 
 
 def test_a_fault_weighs_more_than_nodes_that_wait(watcher: Watcher) -> None:

@@ -230,6 +230,9 @@ class Handler:
     def num_nodes_waiting(self) -> int:
         return 0
 
+    def silent_ranks(self) -> tuple[int, ...]:
+        return ()
+
 
 class Watched:
     """Agents whose stores are asked by the threads that watch the other nodes."""

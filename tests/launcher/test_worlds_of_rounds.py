@@ -45,11 +45,19 @@ class Agent:
         *members: Member,
         living: tuple[Member, ...] | None = None,
         log: WorldLog | None = None,
+        others_ended: bool = False,
     ) -> None:
         """In another round, of the agents a and c at most."""
         self.worlds.stop()
         found = AgentMeeting(
-            rank=self.rank, size=size, node=self.node, store=store, log=log, master="127.0.0.1", nodes=("a", "c")[:size]
+            rank=self.rank,
+            size=size,
+            node=self.node,
+            store=store,
+            log=log,
+            master="127.0.0.1",
+            nodes=("a", "c")[:size],
+            others_ended=others_ended,
         )
         self.worlds.join(found, members, [each.name for each in (members if living is None else living)])
 
@@ -180,8 +188,18 @@ def test_who_was_to_begin_and_is_lost_has_another_begin(other: Agent, store: TCP
 
 def test_members_whose_node_has_not_come_are_left_out_by_one_that_is_alone(agent: Agent, store: TCPStore) -> None:
     agent.join(C0)
+    assert agent.world is not None
+    before = agent.world.number
     agent.meet(store, 1, A0, A1)
     agent.until(lambda: agent.members() == (A0, A1))
+    assert agent.world.lost_in == before
+
+
+def test_nothing_was_lost_with_those_who_have_ended_well(agent: Agent, store: TCPStore) -> None:
+    agent.join(C0)
+    agent.meet(store, 1, A0, A1, others_ended=True)
+    agent.until(lambda: agent.members() == (A0, A1))
+    assert agent.world.lost_in == 0
 
 
 def test_a_node_that_comes_late_hears_of_the_world_before_its_workers_ask(

@@ -95,6 +95,7 @@ class InPlace(Job):
             anew=command.of is not None,
             over=command.over,
             parted=command.parted,
+            lost_in=command.lost_in,
         )
         return self.changed(world)
 
@@ -178,12 +179,14 @@ class InPlace(Job):
         """Another node has written the first world, without the workers of this one."""
         return self.world(1, *ELSEWHERE)
 
-    def others_agree(self, *, lost: str = "", joined: str = "") -> list[Command]:
+    def others_agree(self, *, lost: str = "", joined: str = "", lost_in: int = 0, over: int = 0) -> list[Command]:
         """Another node has written the next world: without members, and with some of its own, by name."""
         assert self.state.world is not None
         members = [Member(name=name, node=f"n{name[0]}#z", local_rank=0) for name in joined.split()]
         return self.changed(
-            self.state.world.after(store="h:2", reason="n2 says so.", lost=lost.split(), joined=members)
+            self.state.world.after(
+                store="h:2", reason="n2 says so.", lost=lost.split(), joined=members, lost_in=lost_in, over=over
+            )
         )
 
     def left_out(self) -> list[Command]:

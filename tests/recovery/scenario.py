@@ -17,6 +17,7 @@ from unicron_elastic.recovery.events import (
     MembershipChanged,
     NodeRecalled,
     NodesDepart,
+    NodesSilent,
     NodeUnhealthy,
     OtherNodesLost,
     PeerFailed,
@@ -191,6 +192,10 @@ class Job:
         return self.feed(
             OtherNodesLost(at=self._at(None), nodes=nodes or ("n2",), reason=reason, generation=generation)
         )
+
+    def silent(self, *nodes: str) -> list[Command]:
+        """These other nodes give no sign of life now; none: all do."""
+        return self.feed(NodesSilent(at=self._at(None), nodes=nodes, generation=self.state.generation))
 
     def taken_for_lost(self) -> list[Command]:
         generation = self.state.generation

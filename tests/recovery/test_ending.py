@@ -273,7 +273,7 @@ def test_who_was_lost_in_the_last_step_has_nobody_begin_again() -> None:
     assert none(job.log, TellPeers, StopWorkers)
 
 
-def test_who_is_lost_after_its_last_step_beside_other_nodes_has_all_begin_again_at_once() -> None:
+def test_who_is_lost_after_its_last_step_on_another_node_has_all_begin_again_if_those_here_end() -> None:
     job = LateNode()
     here = only(job.entered(0), ChangeWorld).joined
     job.world(1, *here, Member(name="0.0#there", node="other#there", local_rank=0))
@@ -281,7 +281,11 @@ def test_who_is_lost_after_its_last_step_beside_other_nodes_has_all_begin_again_
     for local_rank in (0, 1):
         job.parted(local_rank, 1)
     lost = OtherNodesLost(at=job._at(None), nodes=("other",), reason="other is lost.", generation=job.state.generation)
-    assert only(job.feed(lost), StopWorkers).reason == "other is lost."
+    assert only(job.feed(lost), ChangeWorld).lost == ("0.0#there",)
+    job.others_agree(lost="0.0#there", lost_in=1)
+    assert none(job.log, StopWorkers)
+    reason = only(job.exited(0), TellPeers).reason
+    assert reason.startswith("a rank of another node was lost after the last step")
 
 
 def test_a_replacement_that_never_trained_is_not_missed_at_the_end() -> None:

@@ -30,6 +30,7 @@ from unicron_elastic.recovery.events import (
     MembershipChanged,
     NodeRecalled,
     NodesDepart,
+    NodesSilent,
     OtherNodesLost,
     PeerFailed,
     TakenForLost,
@@ -221,7 +222,7 @@ HAPPENINGS = st.one_of(
     st.tuples(st.just("exited"), LOCAL, st.sampled_from([0, 1, KILLED, KILLED])),
     st.tuples(st.just("raised"), LOCAL, st.sampled_from(["bad", GLOO_CLOSED])),
     st.tuples(st.sampled_from(["entered", "fetched", "went_on", "parted", "broke", "stepped"]), LOCAL),
-    st.tuples(st.sampled_from(["joins", "departs", "lost", "taken", "may", "may not", "peer", "recalled"])),
+    st.tuples(st.sampled_from(["joins", "departs", "lost", "silent", "taken", "may", "may not", "peer", "recalled"])),
     st.tuples(st.sampled_from(["left_out", "left_out", "ends", "ends", "next_wake", "next_wake", "next_wake"])),
 )
 
@@ -230,6 +231,7 @@ OF_OTHERS: dict[str, Callable[[float, int], Event]] = {
     "joins": lambda at, of: MembershipChanged(at=at, nodes_waiting=1, generation=of),
     "departs": lambda at, of: NodesDepart(at=at, nodes=("n2",), reason="n2 departs.", generation=of),
     "lost": lambda at, of: OtherNodesLost(at=at, nodes=("n2",), reason="n2 is lost.", generation=of),
+    "silent": lambda at, of: NodesSilent(at=at, nodes=("n2",), generation=of),
     "taken": lambda at, of: TakenForLost(at=at, reason="n1 was lost.", generation=of),
     "peer": lambda at, of: PeerFailed(at=at, reason="n2 has failed.", generation=of),
     "recalled": lambda at, _: NodeRecalled(at=at, reason="n1 is recalled.", why_stay="it must."),

@@ -52,7 +52,8 @@ class World:
     ``anew`` is the number of the newest world, this one or an earlier one, in which all had to connect anew.
     ``over``: members that made their last steps in the world of this number, or an earlier one, have begun to end, and
     nobody joins any more; 0: none has. ``parted``: the latest end of their steps to which all had come, as some have
-    left it.
+    left it. ``lost_in``: the number of the latest world of which a member was lost, which may have had something left
+    to do; 0: of none.
     """
 
     number: int
@@ -63,6 +64,7 @@ class World:
     anew: int = 1
     over: int = 0
     parted: EndOfSteps = NO_END
+    lost_in: int = 0
 
     @property
     def size(self) -> int:
@@ -96,6 +98,7 @@ class World:
         anew: bool = False,
         over: int = 0,
         parted: EndOfSteps = NO_END,
+        lost_in: int = 0,
     ) -> World:
         """The next world: without the ``lost`` members, by name, and with those who ``joined``.
 
@@ -115,6 +118,7 @@ class World:
             anew=self.number + 1 if anew else self.anew,
             over=max(self.over, over),
             parted=max(self.parted, parted),
+            lost_in=max(self.lost_in, lost_in),
         )
 
     def to_message(self) -> dict[str, Any]:
@@ -130,6 +134,7 @@ class World:
             "over": self.over,
             "parted": self.parted.world,
             "parted_total": self.parted.total,
+            "lost_in": self.lost_in,
         }
 
     def to_json(self) -> str:
@@ -160,6 +165,7 @@ class World:
                 _count(data.get("parted", 0), "last steps", least=0),
                 _count(data.get("parted_total", 0), "total of last steps", least=0),
             ),
+            lost_in=_count(data.get("lost_in", 0), "latest loss", least=0),
         )
 
     @classmethod

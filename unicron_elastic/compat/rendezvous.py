@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import (
@@ -29,12 +31,14 @@ __all__ = [
     "RendezvousParameters",
     "RendezvousStoreInfo",
     "RendezvousTimeoutError",
+    "SignsOfLife",
     "forget_first_round",
     "get_rendezvous_handler",
     "hosts_that_wait",
     "leave",
     "parse_rendezvous_endpoint",
     "port_of_meeting",
+    "signs_of_life",
 ]
 
 
@@ -70,6 +74,33 @@ def hosts_that_wait(handler: RendezvousHandler) -> list[str]:
         return [] if state.complete or handler._this_node not in nodes else sorted(str(node.addr) for node in nodes)
     except (AttributeError, RuntimeError):  # another torch's, or it changes at this moment
         return []
+
+
+@dataclass(frozen=True, slots=True)
+class SignsOfLife:
+    """`SignsOfLife` are the ``latest`` sign of each node, by its name, and the ``ranks`` of the others of the round.
+
+    The nodes take one for dead that has given none for ``patience_s``.
+    """
+
+    latest: Mapping[str, object]
+    ranks: Mapping[str, int]
+    patience_s: float
+
+
+def signs_of_life(handler: RendezvousHandler) -> SignsOfLife | None:
+    """Return what the dynamic ``handler`` knew of the nodes' signs of life when it was asked last; None of others."""
+    try:
+        settings = handler.settings
+        patience_s = settings.keep_alive_interval.total_seconds() * settings.keep_alive_max_attempt
+        with handler._heartbeat_lock:
+            state = handler._state_holder.state
+            latest = {repr(node): sign for node, sign in state.last_heartbeats.items()}
+            ranks = {repr(node): rank for node, rank in state.participants.items() if node != handler._this_node}
+            ranks = ranks if state.complete else {}
+    except (AttributeError, RuntimeError):  # another torch's
+        return None
+    return SignsOfLife(latest, ranks, patience_s)
 
 
 def static_place(handler: RendezvousHandler) -> tuple[str, int, int] | None:

@@ -131,7 +131,8 @@ class ChangeWorld:
 
     Without anybody ``lost`` (by name) or ``joined`` they hear that there is nobody to wait for, or that those who made
     their last steps in world number ``over`` have begun to end, or that all had come to the end ``parted``. ``of``:
-    only if that is the number of the newest world, and all connect anew.
+    only if that is the number of the newest world, and all connect anew. ``lost_in``: the number of the world in which
+    those who are ``lost`` trained, if they may have had something left to do.
     """
 
     lost: tuple[str, ...] = ()
@@ -140,6 +141,7 @@ class ChangeWorld:
     of: int | None = None
     over: int = 0
     parted: EndOfSteps = NO_END
+    lost_in: int = 0
     reason: str
 
 

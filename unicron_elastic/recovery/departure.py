@@ -36,6 +36,7 @@ from unicron_elastic.recovery.state import (
     RecallStage,
     has_anyone_parted,
     is_anyone_elsewhere,
+    members_of,
     nodes_elsewhere,
 )
 from unicron_elastic.recovery.stopping import stop, summon
@@ -141,7 +142,7 @@ def go_on_without(state: JobState, event: NodesDepart) -> tuple[JobState, list[C
     world = state.world
     if world is None or not is_in_place(state):
         return None
-    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
+    lost = members_of(world, event.nodes)
     if len(lost) == world.size:
         return None
     if not lost:

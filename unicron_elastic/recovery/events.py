@@ -196,6 +196,15 @@ class OtherNodesLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSilent:
+    """These ``nodes``, and no others, give no sign of life now; their workers may train all the same."""
+
+    at: float
+    nodes: tuple[str, ...]
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakenForLost:
     """The others took this node, which lives, for lost."""
 
@@ -343,6 +352,7 @@ Event: TypeAlias = (
     | LeaveAnswered
     | PeerFailed
     | OtherNodesLost
+    | NodesSilent
     | TakenForLost
     | NodesDepart
     | MembershipChanged

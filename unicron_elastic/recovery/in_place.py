@@ -41,6 +41,7 @@ from unicron_elastic.recovery.state import (
     living_members,
     member_of,
     members_here,
+    members_of,
     name_of,
 )
 from unicron_elastic.recovery.worker_loss import replace_lost, world_broke
@@ -210,7 +211,7 @@ def _world_changed(state: JobState, event: WorldChanged) -> tuple[JobState, list
 
 def _without_the_gone(state: JobState, world: World) -> list[Command]:
     """A node may have joined and left, or been lost, in the same moment: its word that it joins came later."""
-    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in state.gone)
+    lost = members_of(world, state.gone)
     reason = "Members whose node has gone meanwhile are left out."
     return (
         [ChangeWorld(lost=lost, restarts_used=state.restarts_used, reason=reason)] if 0 < len(lost) < world.size else []

@@ -38,6 +38,7 @@ from unicron_elastic.recovery.events import (
     MembershipChanged,
     NodeRecalled,
     NodesDepart,
+    NodesSilent,
     NodeUnhealthy,
     OtherNodesLost,
     PeerFailed,
@@ -118,7 +119,7 @@ def _handled(state: JobState, event: Event) -> tuple[JobState, list[Command]]:
             return _evidence_gathered(state, event)
         case NodeUnhealthy() | NodeRecalled() | StepEnded() | LeaveAnswered():
             return _about_node(state, event)
-        case PeerFailed() | OtherNodesLost() | TakenForLost() | NodesDepart():
+        case PeerFailed() | OtherNodesLost() | NodesSilent() | TakenForLost() | NodesDepart():
             return _about_peers(state, event)
         case MembershipChanged():
             return departure.nodes_join(state, event)
@@ -170,6 +171,7 @@ def _workers_started(state: JobState, event: WorkersStarted) -> tuple[JobState, 
         came_late=event.do_others_train,
         is_left_out=False,
         gone=frozenset(),
+        silent=None,
         broke=None,
         reattempts=0,
         answered=None,
@@ -372,8 +374,11 @@ def _begin_again_at_the_end(state: JobState, at: float) -> tuple[JobState, list[
 
 
 def _about_peers(
-    state: JobState, event: PeerFailed | OtherNodesLost | TakenForLost | NodesDepart
+    state: JobState, event: PeerFailed | OtherNodesLost | NodesSilent | TakenForLost | NodesDepart
 ) -> tuple[JobState, list[Command]]:
+    if isinstance(event, NodesSilent):
+        state = replace(state, silent=event)
+        return _without_the_missed(state, event.at) or (state, [])
     if isinstance(event, TakenForLost) and node_loss.do_others_go_on(state):
         return node_loss.begin_anew(state, event.at, event.reason)
     if isinstance(event, OtherNodesLost | NodesDepart):
@@ -388,6 +393,17 @@ def _about_peers(
     state, commands = node_loss.booked(state, event) if isinstance(event, OtherNodesLost) else (state, [])
     state, stopping = summon(state, event.at, event.reason, counts=True)
     return state, [*stopping, *commands]
+
+
+def _without_the_missed(state: JobState, at: float) -> tuple[JobState, list[Command]] | None:
+    """Go on, or begin again, without silent nodes that are lost; the others may not know it. None if there are none."""
+    lost = node_loss.missed(state, at)
+    if lost is None:
+        return None
+    state, commands = _about_peers(replace(state, silent=None), lost)
+    if state.phase is not Phase.RUNNING:
+        commands.append(TellPeers(reason=lost.reason))
+    return state, commands
 
 
 def _worker_out_of_step(state: JobState, event: WorkerOutOfStep) -> tuple[JobState, list[Command]]:
@@ -489,6 +505,9 @@ def _while_running(state: JobState, at: float) -> tuple[JobState, list[Command]]
     commands += more
     if (fault := worker_loss.unexplained(state, at)) is not None:
         state, more = _fault_noticed(state, fault, at, worker_loss.BROKE_METHOD)
+        return state, commands + more
+    if (without := _without_the_missed(state, at)) is not None:
+        state, more = without
         return state, commands + more
     fault = worker_loss.cause_of_breaks(state, at)
     if fault is not None:

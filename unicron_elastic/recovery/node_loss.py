@@ -5,6 +5,10 @@ What the workers here raise for it, before or after it is known, is a consequenc
 A node may live although the others took it for lost: its lease had run out, or nobody could reach it for a while.
 They go on in place without it, and count that. So its workers have nobody to train with: they end, and the node
 comes back as any newcomer does, by a meeting of all nodes, after which nobody takes it for lost any more.
+
+Where nobody tells of a lost node, as torch's rendezvous do not, it takes two signs: it has fallen silent, and the
+connections of the workers here have broken. One without the other may be a busy host, or a network that stumbles; but
+who connects anew would wait for a lost node in vain.
 """
 
 from __future__ import annotations
@@ -17,9 +21,26 @@ from unicron_elastic.faults import Fault, Severity, Status
 from unicron_elastic.recovery.commands import Command, RecordIncident, Tell
 from unicron_elastic.recovery.events import OtherNodesLost
 from unicron_elastic.recovery.node import open_loss_incident
-from unicron_elastic.recovery.state import JobState, Part, Phase, is_anyone_elsewhere, name_of
+from unicron_elastic.recovery.state import JobState, Part, Phase, is_anyone_elsewhere, members_of, name_of
 from unicron_elastic.recovery.stopping import end_at_once
 from unicron_elastic.recovery.worker_loss import is_in_place
+
+
+def missed(state: JobState, at: float) -> OtherNodesLost | None:
+    """Return that silent nodes are lost, if the connections of workers here have broken and were not made anew."""
+    silent, world = state.silent, state.world
+    has_broken = state.broke is not None or state.reattempts > 0
+    if silent is None or world is None or state.phase is not Phase.RUNNING or not has_broken:
+        return None
+    lost = members_of(world, silent.nodes)
+    if not lost:
+        return None
+    hosts = ", ".join(sorted(node.rpartition("#")[0] for node in silent.nodes))
+    gives, it_is = ("gives", "it is") if len(silent.nodes) == 1 else ("give", "they are")
+    ranks = ", ".join(str(world.rank_of(name)) for name in lost)
+    who = f"The node{'' if len(silent.nodes) == 1 else 's'} of rank{'' if len(lost) == 1 else 's'} {ranks}"
+    reason = f"{who} ({hosts}) {gives} no sign of life, and connections have broken: {it_is} lost."
+    return OtherNodesLost(at=at, nodes=silent.nodes, reason=reason, generation=state.generation)
 
 
 def booked(state: JobState, event: OtherNodesLost) -> tuple[JobState, list[Command]]:

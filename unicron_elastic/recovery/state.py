@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -9,7 +10,7 @@ from unicron_elastic.base.incident import Incident
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.faults import Failure, Fault, HangKind, RootCause
 from unicron_elastic.recovery.commands import StartWorkers
-from unicron_elastic.recovery.events import EvidenceGathered, NodeUnhealthy, WorldBroke
+from unicron_elastic.recovery.events import EvidenceGathered, NodesSilent, NodeUnhealthy, WorldBroke
 from unicron_elastic.recovery.policy import Attempt, Policy, Repeats, Verdict
 
 
@@ -182,6 +183,7 @@ class JobState:
     came_late: bool = False  # to that world: no worker of this generation has a state of its own to begin with
     is_left_out: bool = False  # the others go on without this node: its workers are being ended, and it joins again
     gone: frozenset[str] = frozenset()  # nodes of this round that were lost or have left
+    silent: NodesSilent | None = None  # nodes of this round of which it is not known whether they are lost
     broke: WorldBroke | None = None  # and nobody is known to be gone
     reattempts: int = 0  # since the world last went on
     answered: tuple[str, int | None] | None = None  # signature and step of the failure that it has to go on from
@@ -308,6 +310,12 @@ def nodes_elsewhere(state: JobState) -> tuple[str, ...]:
     """The other nodes whose workers are members of the world, as the rendezvous calls them."""
     members = () if state.world is None else state.world.members
     return tuple(sorted({member.node.rpartition("#")[0] for member in members if member.node != state.node}))
+
+
+def members_of(world: World, nodes: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the members on these nodes, as the worlds or the rendezvous call them."""
+    of = ((member.name, member.node) for member in world.members)
+    return tuple(name for name, node in of if node in nodes or node.rpartition("#")[0] in nodes)
 
 
 def has_anyone_parted(state: JobState) -> bool:

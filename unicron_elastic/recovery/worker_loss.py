@@ -8,7 +8,8 @@ The end of a training in place: what becomes of newcomers when the others have m
 A script may ask for a part once more, as one does that trains in epochs, and one rank may end where others do so. So
 newcomers wait until all workers of this node that have made their last step have ended well: then there is nothing
 left to do, here and on every node, and they end as well. Those who ask once more do so without a rank that has ended.
-Where somebody was lost after that step, who may have had the model to write, all begin again.
+Where somebody was lost after that step, who may have had the model to write, all begin again. Of whom other nodes lost
+each world tells, so that a node whose workers end knows it as well.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ from unicron_elastic.recovery.state import (
     is_over,
     living_members,
     members_here,
+    members_of,
     name_of,
     named,
 )
@@ -216,6 +218,7 @@ def why_not_over(state: JobState) -> str:
     if not made_in:
         return ""
     lost = [f"rank {worker.rank}" for worker in state.workers if worker.lost_in >= made_in]
+    lost += ["a rank of another node"] if world.lost_in >= made_in else []
     what = "was lost after the last step, and nobody does what it had to do there: all workers begin again."
     return f"{lost[0]} {what}" if lost else ""
 
@@ -451,8 +454,6 @@ def _can_others_go_on(state: JobState, lost: tuple[Worker, ...]) -> bool:
         return False
     if is_over(state) or any(_trains_no_more(worker) for worker in state.workers):
         return False
-    if has_anyone_parted(state) and is_anyone_elsewhere(state):  # who ends there would not hear in time of the loss
-        return False
     others = [worker for worker in state.running if worker not in lost]
     if any(_may_never_ask(state, worker) for worker in (*lost, *others)):
         return False
@@ -474,7 +475,7 @@ def go_on_without(state: JobState, event: OtherNodesLost) -> tuple[JobState, lis
     world = state.world
     if world is None or not _can_others_go_on(state, ()):
         return None
-    lost = tuple(member.name for member in world.members if member.node.rpartition("#")[0] in event.nodes)
+    lost = members_of(world, event.nodes)
     if not lost:
         return state, []
     if len(lost) == world.size:  # those of this node are lost, too, and wait for their replacements
@@ -486,9 +487,11 @@ def go_on_without(state: JobState, event: OtherNodesLost) -> tuple[JobState, lis
     state, superseded = open_loss_incident(state, event)
     assert state.incident is not None
     incident = replace(state.incident, action="go on", decision=decision, stopped_at=event.at, restarts_used=used)
-    commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, reason=f"{event.reason} {decision}")]
+    said = f"{event.reason} {decision}"
+    commands: list[Command] = [ChangeWorld(lost=lost, restarts_used=used, lost_in=world.number, reason=said)]
     commands += [] if superseded is None else [RecordIncident(incident=superseded)]
-    return replace(state, incident=incident, broke=None), [*commands, RecordIncident(incident=incident)]
+    state = replace(state, incident=incident, broke=None, reattempts=0)  # it explains what broke
+    return state, [*commands, RecordIncident(incident=incident)]
 
 
 def is_in_place(state: JobState) -> bool:
@@ -574,20 +577,22 @@ def _leave_out(
     of_lost = (name_of(state, worker) for worker in lost)
     names = tuple(name for name in of_lost if state.world.rank_of(name) is not None)
     is_missed = _is_missed(state, lost)
+    number = state.world.number
     running = [worker for worker in lost if worker.exit_code is None]
     mates = _not_taken(running, taken)
     hung = tuple(worker.local_rank for worker in running if worker.raised is None and worker not in mates)
     for worker in lost:
         was_killed = worker.local_rank in hung or worker in mates
         has_trained = worker.part is Part.MEMBER and (worker.went_on_in or not worker.takes_place)
-        lost_in = state.world.number if has_trained or worker.part is Part.PARTED else worker.lost_in
+        lost_in = number if has_trained or worker.part is Part.PARTED else worker.lost_in
         left = replace(worker, part=Part.LOST, told_to_stop_at=at, was_killed=was_killed, lost_in=lost_in)
         state = state.with_worker(left)
     replace_at = at + REPLACE_AFTER_S
     # Who waited for a newcomer that is gone has to hear of it, and who never asked for a part is not missed.
     if is_anyone_elsewhere(state):
         reason = f"On {state.host}, {reason}"
-    change = ChangeWorld(lost=names, restarts_used=state.restarts_used, reason=reason)
+    lost_in = number if any(worker.lost_in == number for worker in state.workers) else 0
+    change = ChangeWorld(lost=names, restarts_used=state.restarts_used, lost_in=lost_in, reason=reason)
     commands: list[Command] = [change if is_missed else Tell(reason=reason)]
     if hung:
         commands.append(KillWorkers(local_ranks=hung, reason=f"{named(hung)} may not hear SIGTERM: SIGKILL at once."))

@@ -60,7 +60,7 @@ from unicron_elastic.launcher.agent.process.runtime import Runtime
 from unicron_elastic.launcher.agent.process.supervisor import remove_if_empty
 from unicron_elastic.launcher.agent.process.workers import WorkersContext, ignore_again
 from unicron_elastic.launcher.agent.worlds.snapshots import Snapshots
-from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds
+from unicron_elastic.launcher.agent.worlds.worlds import AgentMeeting, Worlds, nodes_of
 from unicron_elastic.launcher.common.few_descriptors import few_descriptors
 from unicron_elastic.launcher.config.forwarded import away_from
 from unicron_elastic.launcher.config.options import Options, from_environment
@@ -369,7 +369,7 @@ class Agent(TorchAgent):
         if not has_anyone_a_part(self._state):
             self._leave_after_the_end(closed)
         self._reporter.say(f"{closed} The workers here go on to their own end.")
-        alone = AgentMeeting(rank=0, size=1, node=self._state.node, store=None)
+        alone = AgentMeeting(rank=0, size=1, node=self._state.node, store=None, others_ended=True)
         self._worlds.join(alone, (), living_members(self._state))
         self._watch_hangs()
 
@@ -507,7 +507,7 @@ class Agent(TorchAgent):
 
     def _is_nobody_awaited(self) -> bool:
         """Tell whether nobody is awaited: nobody needs this round's store when the last step is made."""
-        if self._has_lost_nodes or self._recalls.does_anyone_depart:
+        if self._has_lost_nodes or self._state.gone or self._recalls.does_anyone_depart:
             return True
         return self._nodes.is_nobody_awaited()
 
@@ -518,6 +518,10 @@ class Agent(TorchAgent):
             self._said_elsewhere.add(reason)  # all who are left see it, and the first of them says it
         self._runtime.loop.call_soon(lambda: self._worlds.gone(nodes))
         event = events.OtherNodesLost(at=time.monotonic(), nodes=nodes, reason=reason, generation=generation)
+        self._runtime.loop.call_soon(lambda: self._events.append(event))
+
+    def _nodes_silent(self, generation: int, store: Any, ranks: tuple[int, ...]) -> None:
+        event = events.NodesSilent(at=time.monotonic(), nodes=nodes_of(store, ranks), generation=generation)
         self._runtime.loop.call_soon(lambda: self._events.append(event))
 
     def _taken_out(self, generation: int, reason: str) -> None:
@@ -815,12 +819,13 @@ class Agent(TorchAgent):
         self._nodes.watch_nodes(listener)
         if self._nodes.has_store_of_each_round:
             self._peers = PeerWatch(
-                spec.rdzv_handler,
+                self._nodes,
                 self._store,
                 spec.monitor_interval,
                 on_fault=partial(self._peer_told, generation),
                 on_waiting=partial(self._nodes_wait, generation),
                 on_error=partial(self._rendezvous_failed, generation),
+                on_silent=partial(self._nodes_silent, generation, self._store),
                 outlives_store=self._nodes.outlives_stores,
                 remote_ranks=remote_ranks,
             )

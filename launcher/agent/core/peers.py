@@ -1,4 +1,4 @@
-"""Watches the other nodes of a job: a fault that one of them reports, nodes that wait to join.
+"""Watches the other nodes of a job: a fault that one of them reports, nodes that wait to join, or fall silent.
 
 torch's rendezvous handlers and stores can only be asked, and asking may block on the network, so a thread asks and
 posts what it hears.
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from torch.distributed import Store
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.compat.rendezvous import RendezvousHandler
 from unicron_elastic.launcher.agent.hangs.remote_ranks import NEWS_KEY, RemoteRanks, question_in
 from unicron_elastic.rendezvous.job.answer_in_time import answer_in_time
+from unicron_elastic.rendezvous.job.job_rendezvous import JobRendezvous
 
 TELL_TIMEOUT_S = 1.0
 STUCK_S = 0.1
@@ -30,27 +30,36 @@ def tell_peers(store: Store, reason: str, timeout_s: float = TELL_TIMEOUT_S) -> 
 
 
 class PeerWatch:
-    """Asks every ``interval_s`` seconds until stopped; calls back from its own thread, at most once."""
+    """Asks every ``interval_s`` seconds until stopped; calls back from its own thread.
+
+    Each word is said once; when others wait it goes on, as they may have to, and hears what befalls this round then.
+    """
 
     def __init__(
         self,
-        handler: RendezvousHandler,
+        handler: JobRendezvous,
         store: Store,
         interval_s: float,
         *,
         on_fault: Callable[[str], None],
         on_waiting: Callable[[int], None],
         on_error: Callable[[Exception], None],
+        on_silent: Callable[[tuple[int, ...]], None] = lambda _ranks: None,
         remote_ranks: RemoteRanks | None = None,
         outlives_store: bool = False,
     ) -> None:
-        """``outlives_store``: when the store is gone, the handler is asked on, which may know of a better reason."""
+        """``on_silent``: the ranks of nodes that give no sign of life, each time that these are others.
+
+        ``outlives_store``: when the store is gone, the handler is asked on, which may know of a better reason."""
         self._handler = handler
         self._store = store
         self._interval_s = interval_s
         self._on_fault = on_fault
         self._on_waiting = on_waiting
         self._on_error = on_error
+        self._on_silent = on_silent
+        self._silent: tuple[int, ...] = ()
+        self._waiting = 0  # as it was told
         self._remote_ranks = remote_ranks
         self._has_news = False
         self._outlives_store = outlives_store
@@ -79,10 +88,10 @@ class PeerWatch:
             try:
                 heard = self._ask()
             except Exception as error:
-                if self._outlives_store and self._store_error is None:
+                if self._outlives_store and self._store_error is None and not self._waiting:
                     self._store_error, self._store_lost_at = error, time.monotonic()
                     continue
-                if not self._stopped.is_set():
+                if not self._stopped.is_set() and not self._waiting:
                     self._on_error(error)
                 return
             if heard is not None and not self._stopped.is_set():
@@ -106,10 +115,18 @@ class PeerWatch:
             return lambda: self._on_fault(reason)
         if self._remote_ranks is not None:
             self._remote_ranks.exchange(news)
-        waiting = self._handler.num_nodes_waiting()
-        if waiting > 0:
-            return lambda: self._on_waiting(waiting)
+        self._look_around()
         return None
+
+    def _look_around(self) -> None:
+        """Tell who waits and who is silent, if that is news. What breaks once others wait may be for the next round."""
+        waiting, silent = self._handler.num_nodes_waiting(), self._handler.silent_ranks()
+        if waiting > self._waiting and not self._stopped.is_set():
+            self._waiting = waiting
+            self._on_waiting(waiting)
+        if silent != self._silent and not self._stopped.is_set():
+            self._silent = silent
+            self._on_silent(silent)
 
     def _ask_without_store(self, error: Exception) -> Callable[[], None] | None:
         """Its node may be lost, or begin another round: that is soon told by others, and else the loss itself is."""

@@ -6,7 +6,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -39,6 +39,7 @@ class AgentMeeting:
     A node alone needs none, and must not hold it: the next round's may have to listen on the same port.
     ``log`` is where worlds are written if not in that store, as it may be lost with its node. ``master`` is where the
     others find the agent that hosts the store. ``nodes``: the agents, by rank, as the rendezvous tells of their loss.
+    ``others_ended``: those who have not come have ended well, so that nothing of theirs was lost.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class AgentMeeting:
     log: WorldLog | None = None
     master: str = ""
     nodes: tuple[str, ...] = ()
+    others_ended: bool = False
 
 
 class Worlds:
@@ -118,15 +120,15 @@ class Worlds:
         own = () if self._world is None else self._world.members
         claims = tuple(each.name for each in own if each.node == this_round.node and each.name in living)
         if this_round.size == 1:
-            self._join_alone(claims)
+            self._join_alone(this_round, claims)
         else:
             self._follow(this_round, members, claims)
         for change in pending:
             self.change(change)
 
-    def _join_alone(self, claims: Collection[str]) -> None:
+    def _join_alone(self, this_round: AgentMeeting, claims: Collection[str]) -> None:
         """The others have not come: those of them that were members are left out, if anybody is left."""
-        world = None if self._world is None else self._without_unclaimed(self._world, claims)
+        world = None if self._world is None else self._without_unclaimed(this_round, self._world, claims)
         if world is not None:
             self._adopt(world, self._generation)
 
@@ -260,6 +262,7 @@ class Worlds:
             anew=wanted.of is not None,
             over=wanted.over,
             parted=wanted.parted,
+            lost_in=wanted.lost_in,
         )
 
     def _begin_log(self, this_round: AgentMeeting) -> World | None:
@@ -275,15 +278,16 @@ class Worlds:
             return None
         if not self._leads:
             raise LogNotReady  # who leads may be lost before it has begun
-        return self._without_unclaimed(world, {name for each in told for name in each["claims"]})
+        return self._without_unclaimed(this_round, world, {name for each in told for name in each["claims"]})
 
-    def _without_unclaimed(self, world: World, claimed: Collection[str]) -> World:
+    def _without_unclaimed(self, this_round: AgentMeeting, world: World, claimed: Collection[str]) -> World:
         """The world without members whose agents do not speak for them; as it is, if nobody would be left."""
         gone = [member.name for member in world.members if member.name not in claimed]
         if not gone or len(gone) == world.size:
             return world
         reason = "The nodes have met, and members that have not come are left out."
-        return world.after(store=self._address(), reason=reason, lost=gone)
+        lost_in = 0 if this_round.others_ended else world.number
+        return world.after(store=self._address(), reason=reason, lost=gone, lost_in=lost_in)
 
     def _said(self, this_round: AgentMeeting, what: str) -> list[str]:
         """What each agent has said, by rank; "" of one that is gone and has not. Raises DistError and LogNotReady."""
@@ -355,6 +359,16 @@ class Worlds:
 
     def _workers(self) -> dict[int, WorkerProcess]:
         return self._context.workers if self._context is not None else {}
+
+
+def nodes_of(store: Store, ranks: Iterable[int]) -> tuple[str, ...]:
+    """Return what the agents of these ranks are called in the worlds of the round, as far as they have said so.
+
+    Raises DistError.
+    """
+    keys = [key for key in (f"{_FIRST}/{rank}" for rank in ranks) if store.check([key])]
+    members = [json.loads(bytes(store.get(key)).decode()) for key in keys]
+    return tuple(dict.fromkeys(node for each in members for _, node, _ in each))
 
 
 def _is_made(world: World, wanted: ChangeWorld, *, is_over: bool = False) -> bool:
