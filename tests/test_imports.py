@@ -70,8 +70,8 @@ MAY_IMPORT = {
         "worker.collectives worker.process"
     ),
     "training.shard": (
-        "base compat.collectives engine.group engine.protocol engine.transport state.snapshot training.group "
-        "training.step worker"
+        "base compat compat.collectives engine.group engine.protocol engine.transport state state.snapshot "
+        "training.group training.step worker"
     ),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "

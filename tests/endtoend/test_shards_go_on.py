@@ -15,13 +15,18 @@ from train_in_place_job import SCRIPT, incidents, trained
 pytestmark = pytest.mark.trains
 END_S = 60.0
 OPTIONS = ("--shard=2", "--micro-batches=8")
+OF_TWO_DIMENSIONS = ("--shard=1", "--tensor=2", "--micro-batches=8")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one replica comes to by itself, under torchrun."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT, *OPTIONS]
+    return _alone(tmp_path_factory.mktemp("undisturbed"), OPTIONS)
+
+
+def _alone(folder: Path, options: tuple[str, ...], ranks: int = 2) -> dict[str, Any]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", SCRIPT]
+    command += options
     environ = {**os.environ, "PROBE": str(folder)}
     subprocess.run(command, env=environ, cwd=folder, check=True, timeout=END_S, capture_output=True)
     return final(folder, 0)
@@ -88,13 +93,50 @@ def test_of_three_replicas(launcher: Any, undisturbed: Any, strikes: tuple[str, 
     _check(folder, undisturbed, 6)
 
 
+def test_of_two_dimensions(launcher: Any) -> None:
+    alone = launcher.folder / "alone"
+    alone.mkdir()
+    folder = trained(launcher, 4, "3:2:accumulate:kill", worlds=3, more=OF_TWO_DIMENSIONS, end_s=END_S)
+    _check(folder, _alone(alone, OF_TWO_DIMENSIONS), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strike", ["5:2:accumulate:kill", "1:2:reduced:kill", "6:2:reduce:exit", "4:2:exchanged:kill"])
+def test_of_two_by_two(launcher: Any, strike: str) -> None:
+    alone, options = launcher.folder / "alone", ("--shard=2", "--tensor=2", "--micro-batches=8")
+    alone.mkdir()
+    folder = trained(launcher, 8, strike, worlds=3, more=options, end_s=2 * END_S)
+    _check(folder, _alone(alone, options, 4), 8)
+
+
+UNLIKE = """
+import os, torch, unicron_elastic
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+mesh = unicron_elastic.replica_mesh(shard=1, tensor=2)
+torch.manual_seed(int(os.environ["RANK"]))
+model = fully_shard(nn.Linear(2, 2), mesh=mesh["shard"])
+run = unicron_elastic.Run(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+for step in run.steps(2, 2):
+    for index in step:
+        step.backward(model(torch.ones(2)).sum())
+"""
+
+
+def test_what_tensor_parallelism_does_not_divide_is_the_same_from_the_beginning(launcher: Any) -> None:
+    run = launcher.start("--standalone", "--nproc-per-node=2", launcher.script("train.py", UNLIKE))
+    assert run.wait(END_S) == 1
+    assert "weight is not divided by tensor parallelism, and not the same in places 0 and 1 of this replica" in run.err
+
+
 @pytest.mark.parametrize(
-    "kind", ["bf16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("checkpoint", "stays-whole"))]
+    "kind", ["bf16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("checkpoint", "stays-whole", "tensor"))]
 )
 def test_undisturbed_they_are_torchs_own_to_the_bit(launcher: Any, kind: str) -> None:
     script = str(Path(__file__).with_name("train_both_ways.py"))
+    ranks = 8 if kind == "tensor" else 4
     for tool, way in (("torchrun", "hsdp"), ("unicron-run", "replicas")):
-        run = launcher.start("--standalone", "--nproc-per-node=4", script, way, kind, tool=tool, fast=False)
+        run = launcher.start("--standalone", f"--nproc-per-node={ranks}", script, way, kind, tool=tool, fast=False)
         assert run.wait(END_S) == 0, run.err
-    ways = [f"{way}-{rank}" for way in ("hsdp", "replicas") for rank in range(4)]
+    ways = [f"{way}-{rank}" for way in ("hsdp", "replicas") for rank in range(ranks)]
     assert len({(launcher.folder / each).read_text() for each in ways}) == 1

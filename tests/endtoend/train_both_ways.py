@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import unicron_elastic
 
 STEPS, MICRO_BATCHES, SHARD = 4, 8, 2
 WAY, KIND = sys.argv[1:]
+TENSOR = 2 if KIND == "tensor" else 1
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
     "stays-whole": {"reshard_after_forward": False},
@@ -33,7 +35,8 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(16, 33), nn.Linear(33, 16), nn.LayerNorm(16)
+        wide = 33 + (TENSOR > 1)  # tensor parallelism divides evenly alone
+        self.up, self.down, self.norm = nn.Linear(16, wide), nn.Linear(wide, 16), nn.LayerNorm(16)
 
     def forward(self, x: Tensor) -> Tensor:
         """Computed once more in the backward pass, in one kind."""
@@ -46,11 +49,13 @@ class Block(nn.Module):
         return result
 
 
-def made(mesh: Any) -> nn.Module:
-    """The model, sharded."""
+def made(mesh: Any, tensor: Any = None) -> nn.Module:
+    """The model, sharded; its layers, in one kind, by ``tensor`` as well."""
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     for block in model:
+        if tensor is not None:
+            parallelize_module(block, tensor, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         fully_shard(block, mesh=mesh, **KINDS.get(KIND, {}))
     return fully_shard(model, mesh=mesh, **KINDS.get(KIND, {}))
 
@@ -63,20 +68,21 @@ def loss_of(model: nn.Module, step: int, index: int, seat: int) -> Tensor:
 
 
 def end_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Clip, and step."""
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    """Clip, where torch can, which has no norm over parameters of different meshes; and step."""
+    if TENSOR == 1:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
 def replicas() -> nn.Module:
     """Ours."""
-    mesh = unicron_elastic.replica_mesh(shard=SHARD)
-    model = made(mesh)
+    mesh = unicron_elastic.replica_mesh(shard=SHARD, tensor=TENSOR)
+    model = made(mesh["shard"], mesh["tensor"] if TENSOR > 1 else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     run = unicron_elastic.Run(model=model, optimizer=optimizer)
     for step in run.steps(STEPS, MICRO_BATCHES):
         for index in step:
-            step.backward(loss_of(model, step.number, index, mesh.get_local_rank()))
+            step.backward(loss_of(model, step.number, index, mesh.get_local_rank("shard")))
         end_step(model, optimizer)
     return model
 
@@ -84,9 +90,9 @@ def replicas() -> nn.Module:
 def hsdp() -> nn.Module:
     """torch's."""
     dist.init_process_group("gloo")
-    count = dist.get_world_size() // SHARD
-    mesh = init_device_mesh("cpu", (count, SHARD), mesh_dim_names=("replicate", "shard"))
-    model: Any = made(mesh)
+    count = dist.get_world_size() // (SHARD * TENSOR)
+    mesh = init_device_mesh("cpu", (count, SHARD, TENSOR), mesh_dim_names=("replicate", "shard", "tensor"))
+    model: Any = made(mesh["replicate", "shard"], mesh["tensor"] if TENSOR > 1 else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     number, seat = mesh.get_local_rank("replicate"), mesh.get_local_rank("shard")
     own = range(MICRO_BATCHES)[number * MICRO_BATCHES // count :][: MICRO_BATCHES // count]

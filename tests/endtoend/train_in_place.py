@@ -198,19 +198,25 @@ def check(step: int, run: unicron_elastic.Run, model: Net) -> None:
 
 def made(asked: argparse.Namespace) -> tuple[Net, int]:
     """The model, and which part of a micro-batch falls to this process."""
-    mesh = unicron_elastic.replica_mesh(shard=asked.shard) if asked.shard else None
-    torch.manual_seed(RANK)  # the first world begins with what rank 0 has
+    mesh = unicron_elastic.replica_mesh(shard=asked.shard, tensor=asked.tensor) if asked.shard else None
+    torch.manual_seed(RANK // asked.tensor)  # the first world begins with what rank 0 has
     model = Net(16, is_rare=asked.rare)
     if asked.freezing:
         freeze(model, -1)
     if mesh is None:
         return model, 0
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+    if asked.tensor > 1:
+        whole = Replicate()
+        plan = {"first": ColwiseParallel(output_layouts=whole), "last": RowwiseParallel(input_layouts=whole)}
+        parallelize_module(model, mesh["tensor"], plan)
     for layer in (model.first, model.last):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model, mesh.get_local_rank()
+        fully_shard(layer, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    return model, mesh.get_local_rank("shard")
 
 
 def batch(step: int, index: int, seat: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,6 +244,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--late", choices=["stream", "strict"], help="over a back end whose results land late")
     parser.add_argument("--torn", action="store_true", help="what has not landed looks as if it were there")
     parser.add_argument("--shard", type=int, default=0, help="how many processes have the shards of one replica")
+    parser.add_argument("--tensor", type=int, default=1, help="how many of them have parts of the same shard")
     parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
@@ -320,7 +327,8 @@ def train(asked: argparse.Namespace) -> None:
         check(step.number, run, model)
         if scaler is not None:
             scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if asked.tensor == 1:  # torch has no norm over parameters of different meshes
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         if scaler is not None:
             scaler.step(optimizer)
             scaler.update()

@@ -24,6 +24,7 @@ class ThreadMates:
     """`ThreadMates` are the threads of one replica, as one of them has them: `Mates`."""
 
     mesh = None
+    tensor = 1
 
     def __init__(self, rank: SeatRank, replica: Replica, seat: int) -> None:
         self._rank, self._replica = rank, replica

@@ -31,9 +31,13 @@ def alone_again(no_launcher: None) -> Iterator[None]:
 
 def test_a_world_is_made_of_whole_replicas() -> None:
     with pytest.raises(ValueError, match="a world of 6 ranks cannot be divided into replicas of 4"):
-        check_divides(4, 6, 6)
+        check_divides(4, 1, 6, 6)
+    with pytest.raises(ValueError, match="a world of 6 ranks cannot be divided into replicas of 4: shard times tensor"):
+        check_divides(2, 2, 6, 6)
     with pytest.raises(ValueError, match="shard must be 1 or more, got 0"):
-        check_divides(0, 6, 6)
+        check_divides(0, 1, 6, 6)
+    with pytest.raises(ValueError, match="tensor must be 1 or more, got 0"):
+        check_divides(2, 0, 6, 6)
     with pytest.raises(ValueError, match="a world of 1 rank cannot be divided into replicas of 2"):
         unicron_elastic.replica_mesh(shard=2)
 

@@ -87,6 +87,7 @@ from unicron_elastic.training.replica_driver import ReplicaDriver, Result
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.shard.in_shards import InShards, not_served
 from unicron_elastic.training.shard.mates import Mates
+from unicron_elastic.training.shard.tensor_ranks import check_alike
 from unicron_elastic.training.shard.unison import Unison
 from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
@@ -471,6 +472,8 @@ class Engine:
             self._make_parts(micro_batches)
         elif (was := self._gradients.micro_batches) != micro_batches:
             raise ValueError(f"all steps of a run have the same number of micro-batches: {was}, not {micro_batches}")
+        if self._mates is not None:
+            check_alike(self._model, self._mates)
         record = self._driver.replica.record
         if isinstance(record, Passing) and record.kept is not None:
             self._registered.load()  # the script may have changed what it had copied

@@ -32,16 +32,19 @@ TIMEOUT_S = 600.0
 _LOOK_S = 0.005
 
 
-def replica_mesh(*, shard: int, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
+def replica_mesh(*, shard: int, tensor: int = 1, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
     """Return the mesh of this process's replica, of ``shard`` processes, for ``fully_shard(model, mesh=mesh)``.
 
-    It makes torch's default process group, which has these processes alone. ``timeout_s`` is that of its collectives.
+    With ``tensor`` it has two dimensions, of ``shard`` times ``tensor`` processes: ``mesh["shard"]`` for
+    ``fully_shard``, and ``mesh["tensor"]`` for ``parallelize_module``. It makes torch's default process group, which
+    has these processes alone. ``timeout_s`` is that of its collectives.
     Raises ValueError for a world that cannot be divided so, WrongUseError if there is a process group already, and
     TimeoutError if another process of the replica does not come.
     """
-    shard = whole_number("shard", shard)
+    shard, tensor = whole_number("shard", shard), whole_number("tensor", tensor)
     rank, size = of_launcher("RANK", 0), of_launcher("WORLD_SIZE", 1)
-    check_divides(shard, size, of_launcher("LOCAL_WORLD_SIZE", size))
+    check_divides(shard, tensor, size, of_launcher("LOCAL_WORLD_SIZE", size))
+    seats = shard * tensor
     if dist.is_initialized() or present_mates() is not None:
         raise WrongUseError(
             "replica_mesh() makes the process group of this process's replica itself, once: take init_process_group "
@@ -56,52 +59,56 @@ def replica_mesh(*, shard: int, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
     with given_up_when(lambda: False):
         dist.init_process_group(
             NAME,
-            store=PrefixStore(f"unicron/replica/{_replica_of(rank, shard, store, timeout_s)}", store),
-            rank=rank % shard,
-            world_size=shard,
+            store=PrefixStore(f"unicron/replica/{_replica_of(rank, seats, store, timeout_s)}", store),
+            rank=rank % seats,
+            world_size=seats,
             timeout=timedelta(seconds=timeout_s),
         )
-    group = dist.group.WORLD
-    assert isinstance(group, StableGroup)
-    if link() is not None:
-        group.on_broken = await_end
-    mesh = init_device_mesh("cpu", (shard,), mesh_dim_names=("shard",))
-    mates = Mates(mesh, size // shard)
+    dimensions = {"shard": shard} if tensor == 1 else {"shard": shard, "tensor": tensor}
+    mesh = init_device_mesh("cpu", tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
+    for group in (dist.group.WORLD, *mesh.get_all_groups()):
+        assert isinstance(group, StableGroup)
+        if link() is not None:
+            group.on_broken = await_end
+    mates = Mates(mesh, size // seats)
     make_present(mates)
     register_optimizer_step_pre_hook(mates.check_summed)
     leave_group_aside()
     return mesh
 
 
-def check_divides(shard: int, size: int, local_size: int) -> None:
+def check_divides(shard: int, tensor: int, size: int, local_size: int) -> None:
     """Raises ValueError unless the launcher's world is made of whole replicas, each on one node."""
-    if shard < 1:
-        raise ValueError(f"shard must be 1 or more, got {shard}")
-    if size % shard:
+    for name, value in (("shard", shard), ("tensor", tensor)):
+        if value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+    seats, what = shard * tensor, "shard" if tensor == 1 else "shard times tensor"
+    if size % seats:
         world = counted(size, "rank", "ranks")
-        raise ValueError(f"a world of {world} cannot be divided into replicas of {shard}: shard must divide it")
-    if link() is not None and local_size % shard:
+        raise ValueError(f"a world of {world} cannot be divided into replicas of {seats}: {what} must divide it")
+    if link() is not None and local_size % seats:
         raise ValueError(
-            f"a replica of {shard} ranks must be on one node, and a node has {local_size} ranks: shard must divide that"
+            f"a replica of {seats} ranks must be on one node, and a node has {local_size} ranks: {what} must divide "
+            "these"
         )
 
 
-def _replica_of(rank: int, shard: int, store: Store, timeout_s: float) -> str:
+def _replica_of(rank: int, seats: int, store: Store, timeout_s: float) -> str:
     """Return a name that the processes of this replica have, and none of a replica that was lost before it.
 
     The process in the first seat writes down which one it is. Who reads that looks whether it lives: else it is that of
     a replica which was lost, and another one comes, as an agent starts all of a replica at once. Raises TimeoutError.
     """
     if link() is None:
-        return str(rank // shard)
-    place = f"{socket.gethostname()}/{of_launcher('GROUP_RANK', 0)}/{of_launcher('LOCAL_RANK', 0) // shard}"
+        return str(rank // seats)
+    place = f"{socket.gethostname()}/{of_launcher('GROUP_RANK', 0)}/{of_launcher('LOCAL_RANK', 0) // seats}"
     key = f"unicron/replicas/{place}"
-    if rank % shard == 0:
+    if rank % seats == 0:
         store.set(key, _life_of(str(os.getpid())))
     end = time.monotonic() + timeout_s
     while not (store.check([key]) and _lives(name := bytes(store.get(key)).decode())):
         if time.monotonic() > end:
-            first = of_launcher("LOCAL_RANK", 0) // shard * shard
+            first = of_launcher("LOCAL_RANK", 0) // seats * seats
             raise TimeoutError(
                 f"local rank {first}, the first of this replica, has not called replica_mesh() within {timeout_s:g} s: "
                 "all ranks must call it"

@@ -32,7 +32,7 @@ from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
 
-_SEAT_FACTOR = 0xD6E8FEB86659FD93  # odd
+_PART_FACTOR = 0xD6E8FEB86659FD93  # odd
 
 
 class Run:
@@ -91,7 +91,7 @@ class Run:
             raise WrongUseError(why)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         mates = self._mates = present_mates()
-        self._randomness = Randomness(None if seed is None else _of_seat(whole_number("seed", seed), mates), device)
+        self._randomness = Randomness(None if seed is None else _of_part(whole_number("seed", seed), mates), device)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
         self._buffer_sync = BufferSync(reducers)
         self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
@@ -396,6 +396,6 @@ class Run:
         self._snapshots.lineage = int(state_dict["lineage"])
 
 
-def _of_seat(seed: int, mates: Mates | None) -> int:
+def _of_part(seed: int, mates: Mates | None) -> int:
     """Return the seed of this process, as those of one replica compute other parts of a micro-batch."""
-    return seed if mates is None else seed + mates.seat * _SEAT_FACTOR
+    return seed if mates is None else seed + mates.shard * _PART_FACTOR

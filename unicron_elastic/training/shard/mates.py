@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from unicron_elastic.training.step.suitable import is_over
 from unicron_elastic.training.step.wrong_use import WrongUseError
 
 END_S = 60.0  # within which the agent ends those whose replica is lost
@@ -30,9 +31,11 @@ class Mates:
         self.mesh = mesh
         self._replicas = replicas
         self.are_summed = False  # whether a run sums the gradients of all replicas
-        self._group: ProcessGroup = mesh.get_group()
-        self.seat = int(mesh.get_local_rank())
+        self._group: ProcessGroup | None = dist.group.WORLD
+        self.seat = int(dist.get_rank(self._group))
         self.seats = int(mesh.size())
+        self.shard = int(mesh.get_local_rank("shard"))  # of a micro-batch, the part that this process computes
+        self.tensor = self.seats // int(mesh["shard"].size())  # how many compute that part together
 
     @property
     def is_lead(self) -> bool:
@@ -47,7 +50,7 @@ class Mates:
         if self.are_summed or self._replicas == 1 or all(group.get("lr") == 0 for group in optimizer.param_groups):
             return
         parameters = (each for group in optimizer.param_groups for each in group["params"])
-        if any(getattr(each, "device_mesh", None) == self.mesh for each in parameters):
+        if any(is_over(each, self.mesh) for each in parameters):
             raise WrongUseError(
                 "the optimizer steps by the gradients of one replica, and the others would train apart: over the mesh "
                 "of replica_mesh() nobody but run.steps() sums up the gradients of all replicas"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 
 from unicron_elastic.compat.watching.optimizers import tells_of_steps
@@ -21,6 +22,12 @@ _WHOLE = "run.steps() trains models that are whole on every rank, or sharded ove
 _TIER_1 = "keep your own loop and have run.restore() and run.snapshot() for it (tier 1 in docs/going-on.md)"
 
 
+def is_over(parameter: Tensor, mesh: DeviceMesh) -> bool:
+    """Return whether it is sharded over ``mesh``: by ``fully_shard``, which makes the mean of its gradients."""
+    own: DeviceMesh | None = getattr(parameter, "device_mesh", None)
+    return own in (mesh, mesh["shard"])
+
+
 def _check_shard(name: str, parameter: nn.Parameter, mesh: Any) -> None:
     """Raises TypeError for what is not sharded over the replica: its processes would not agree on its gradient."""
     if (own := getattr(parameter, "device_mesh", None)) is None and parameter.requires_grad:
@@ -28,7 +35,7 @@ def _check_shard(name: str, parameter: nn.Parameter, mesh: Any) -> None:
             f"{name} is whole on each process of a replica, and nobody sums its gradient over them: have "
             "fully_shard(model, mesh=mesh) take all parameters that are trained"
         )
-    if own is not None and own != mesh:
+    if own is not None and not is_over(parameter, mesh):
         raise TypeError(
             f"{name} is sharded over {own}, and this replica is {mesh}: give fully_shard() the mesh that "
             "unicron_elastic.replica_mesh() returned, as replicas of a mesh over all ranks cannot be lost one by one"
