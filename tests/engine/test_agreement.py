@@ -196,7 +196,7 @@ def test_a_newcomer_whose_copy_is_not_what_the_others_have_takes_the_state_again
     newcomer = replace(IN_THIRD, is_new=True, digests=copied)
     agreement = agree([IN_THIRD, newcomer, here], micro_batches=4)  # the first says nothing of it
     assert (agreement.pull, agreement.sources[:1]) == (pull, (0,) if pull else ())
-    assert read([written(newcomer, "")], "", 4) == [newcomer]
+    assert read([written(newcomer, "")], "", newcomer) == [newcomer]
 
 
 def test_a_newcomer_that_is_a_step_late_takes_the_state_as_nobody_can_compare_what_it_has() -> None:
@@ -227,20 +227,44 @@ OTHERS = ("6 micro-batches and 2 parameters of 6 numbers (a)", "4 micro-batches 
     ],
 )
 def test_a_newcomer_that_trains_something_else_leaves_and_costs_the_others_nothing(other: str, why: str) -> None:
-    member = Said(state=7, until=9, held=frozenset({0, 1}))
+    member = Said(state=7, until=9, held=frozenset({0, 1}), micro_batches=4)
     stranger = Said(state=7, until=9, is_new=True)
     texts = [written(member, TERMS), written(member, TERMS), written(stranger, other)]
-    said = read(texts, TERMS, 4)
+    said = read(texts, TERMS, member)
     assert said[:2] == [member, member]
     assert agree(said, micro_batches=4).leave == (2,)
     with pytest.raises(MismatchError, match="rank 0 trains something else: "):
-        read(texts, other, 4)
+        read(texts, other, stranger)
     with pytest.raises(MismatchError, match=f"rank 2 trains something else: {why}$"):
-        read([*texts[:2], written(Said(state=7, until=9), other)], TERMS, 4)  # it was there from the beginning
+        read([*texts[:2], written(Said(state=7, until=9), other)], TERMS, member)  # it was there from the beginning
 
 
 def test_of_newcomers_alone_nobody_is_right() -> None:
-    texts = [written(Said(state=7, until=9, is_new=True), terms) for terms in (TERMS, OTHERS[0])]
+    newcomer = Said(state=7, until=9, is_new=True)
+    texts = [written(newcomer, terms) for terms in (TERMS, OTHERS[0])]
     for terms in (TERMS, OTHERS[0]):
         with pytest.raises(MismatchError):
-            read(texts, terms, 4)
+            read(texts, terms, newcomer)
+
+
+def test_members_with_other_micro_batches_in_one_step_do_not_train_and_in_another_step_they_may_differ() -> None:
+    first, other = Said(state=7, until=9, micro_batches=4), Said(state=7, until=9, micro_batches=6)
+    begins = Said(state=None, start=7, until=9, micro_batches=6)
+    late, done = Said(state=6, until=9, micro_batches=6), Said(state=9, until=9, micro_batches=6)
+    for own, rest in [(first, [other]), (other, [first]), (first, [begins]), (begins, [late, first])]:
+        said = [*rest, own]
+        with pytest.raises(MismatchError, match=r"^in step 7 rank \d has [46] micro-batches, and this rank [46]$"):
+            read([written(each, TERMS) for each in said], TERMS, own)
+    for said in ([first, late], [late, first], [replace(done, micro_batches=4), done], [Said(state=None), first]):
+        assert read([written(each, TERMS) for each in said], TERMS, said[0]) == said
+
+
+def test_a_newcomer_with_other_micro_batches_in_the_others_step_leaves_and_costs_them_nothing() -> None:
+    member, right = Said(state=7, until=9, micro_batches=4), Said(state=7, until=9, micro_batches=4, is_new=True)
+    wrong = replace(right, micro_batches=6)
+    said = [member, right, wrong]
+    texts = [written(each, TERMS) for each in said]
+    for own in (member, right):
+        assert agree(read(texts, TERMS, own), micro_batches=4).leave == (2,)
+    with pytest.raises(MismatchError, match=r"in step 7 rank 0 has 4 micro-batches, and this rank 6$"):
+        read(texts, TERMS, wrong)

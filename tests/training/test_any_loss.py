@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import threads_as_ranks
-from threads_as_ranks import Changes, Job, put_threads_in_place
+from threads_as_ranks import Changes, Counts, Job, put_threads_in_place
 
 from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.protocol import agreement, handle
@@ -28,6 +28,7 @@ def _trained(
     newcomers: bool,
     steps: int = STEPS,
     steps_behind: int = 0,
+    micro_batches: int | Counts = MICRO_BATCHES,
     changes: Changes | None = None,
     totals: tuple[int, ...] = (),
     reports: int = 0,
@@ -41,7 +42,7 @@ def _trained(
         deaths=deaths,
         newcomers=newcomers,
         steps=steps,
-        micro_batches=MICRO_BATCHES,
+        micro_batches=micro_batches,
         steps_behind=steps_behind,
         changes=changes,
         totals=totals,
@@ -137,6 +138,67 @@ def test_what_is_frozen_and_unfrozen_on_the_way_is_trained_as_by_plain_torch(see
 @pytest.mark.parametrize("seed", range(10))
 def test_a_newcomer_that_has_missed_what_was_unfrozen_trains_it_all_the_same(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3, changes=FREEZING)
+
+
+def of_step(step: int) -> int:
+    """Return of how many micro-batches a step is: powers of two, so that sums are exact; some are fewer than ranks."""
+    return (8, 2, 16, 4, 8)[step % 5]
+
+
+@pytest.mark.parametrize("newcomers", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_of_different_sizes_are_trained_as_by_plain_torch(seed: int, newcomers: bool) -> None:
+    _trained(
+        seed,
+        ranks=1 + seed % 4,
+        deaths=seed % 4,
+        newcomers=newcomers,
+        steps=7,
+        micro_batches=of_step,
+        changes=FREEZING if seed % 3 == 0 else None,
+        is_shaky=seed % 5 == 2,
+        reports=seed % 3,
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_of_different_sizes_in_several_calls(seed: int) -> None:
+    _trained(
+        seed,
+        ranks=2 + seed % 3,
+        deaths=seed % 4,
+        newcomers=True,
+        steps=6,
+        totals=(2, 4, 6),
+        micro_batches=of_step,
+        reports=seed % 3,
+        is_shaky=seed % 2 == 1,
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_newcomer_that_is_many_steps_behind_takes_part_in_steps_of_different_sizes(seed: int) -> None:
+    _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3, micro_batches=of_step)
+
+
+@pytest.mark.parametrize("seed", [0, 2])  # with sums of any order, and reproducible ones
+@pytest.mark.parametrize("step", [0, 2])
+def test_ranks_that_get_different_sizes_for_a_step_do_not_train_on(
+    monkeypatch: pytest.MonkeyPatch, seed: int, step: int
+) -> None:
+    def count(number: int) -> int:
+        name = getattr(getattr(threads_as_ranks.here, "rank", None), "name", "0")
+        return 4 if (number, name) == (step, "1") else 8
+
+    job = Job(seed, ranks=2, deaths=0, newcomers=False, steps=STEPS, micro_batches=lambda _: 8)
+    job.counts = count
+    monkeypatch.setattr(threads_as_ranks.Buffered, "check", lambda *_: None)
+    for rank in job.ranks:
+        rank.dies_at = None
+    where = "of step 2, of 8 .* of step 2, of 4 " if step else "in step 0 rank . has . micro-batches, and this rank ."
+    with pytest.raises(AssertionError, match=where):
+        job.finish()
+    assert all(max(rank.trained, default=-1) < step for rank in job.ranks)
 
 
 @pytest.mark.parametrize("lengths", [(MICRO_BATCHES, MICRO_BATCHES - 1, 1), (MICRO_BATCHES - 1, 0, 0)])

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 from seats_as_threads import MatesHere, SeatJob, parameters
-from threads_as_ranks import put_threads_in_place
+from threads_as_ranks import Buffered, here, put_threads_in_place
 
 from unicron_elastic.training.shard import mates
 
@@ -24,7 +24,7 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _trained(seed: int, *, replicas: int, seats: int = 2, steps: int = STEPS, **options: Any) -> None:
-    job = SeatJob(seed, replicas=replicas, seats=seats, steps=steps, micro_batches=MICRO_BATCHES, **options)
+    job = SeatJob(seed, replicas=replicas, seats=seats, steps=steps, **{"micro_batches": MICRO_BATCHES, **options})
     job.finish()
     found = parameters(job)
     assert len(found) >= seats
@@ -54,3 +54,34 @@ def test_connections_break_though_nobody_is_lost(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_some_hear_late_of_a_newcomer(seed: int) -> None:
     _trained(seed, replicas=2, deaths=1 + seed % 2, newcomers=True, is_slow_to_hear=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_steps_of_different_sizes(seed: int) -> None:
+    counts = (8, 2, 16, 4)
+    _trained(
+        seed,
+        replicas=2 + seed % 2,
+        deaths=1 + seed % 2,
+        newcomers=seed % 3 > 0,
+        micro_batches=lambda step: counts[step],
+        reports=seed % 2,
+    )
+
+
+@pytest.mark.parametrize("of", ["seat", "replica"])
+def test_ranks_that_get_different_sizes_for_a_step_do_not_train_on(monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    job = SeatJob(0, replicas=2, seats=2, steps=STEPS, micro_batches=lambda _: 8, deaths=0, newcomers=False)
+    for rank in job.ranks:
+        rank.dies_at = None
+
+    def count(step: int) -> int:
+        rank = here.rank
+        return 4 if step == 2 and (rank.seat if of == "seat" else rank.replica.number) == 1 else 8
+
+    job.counts = count
+    monkeypatch.setattr(Buffered, "check", lambda *_: None)
+    where = "in step 2 seat . of this replica has . micro-batches, and seat . ." if of == "seat" else "of step 2, of 4"
+    with pytest.raises(AssertionError, match=where):
+        job.finish()
+    assert all(max(rank.trained, default=-1) < 2 for rank in job.ranks)

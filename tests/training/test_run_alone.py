@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 from weakref import ref
 
 import pytest
@@ -42,9 +43,9 @@ class Training:
         self.loss(0, 0).backward()
         self.optimizer.step()
 
-    def train(self, total: int) -> list[float]:
+    def train(self, total: int, micro_batches: int | Callable[[int], int] = MICRO_BATCHES) -> list[float]:
         losses = []
-        for step in self.run.steps(total, MICRO_BATCHES):
+        for step in self.run.steps(total, micro_batches):
             self.compute(step)
             self.optimizer.step()
             losses.append(step.loss)
@@ -240,6 +241,65 @@ def test_zero_grad_within_a_step_is_noticed() -> None:
 def test_numbers_below_one_are_refused(total: int, micro_batches: int) -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         next(Training().run.steps(total, micro_batches))
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_each_step_may_have_another_number_of_micro_batches(reproducible: bool) -> None:
+    training, plain, counts = Training(reproducible=reproducible), Training(), [3, 5, 1, 4]
+    training.model.eval()
+    plain.model.eval()  # without dropout
+    asked: list[int] = []
+
+    def count(step: int) -> int:
+        asked.append(step)
+        return counts[step]
+
+    for total in (3, 4):  # two calls
+        for step in training.run.steps(total, count):
+            losses = [plain.loss(step.number, index) for index in range(counts[step.number])]
+            plain.optimizer.zero_grad()
+            torch.stack(losses).mean().backward()
+            plain.optimizer.step()
+            training.compute(step)
+            training.optimizer.step()
+            expected = [each.item() for each in losses]
+            assert step.losses.tolist() == pytest.approx(expected, rel=1e-5)
+            assert step.loss == pytest.approx(sum(expected) / len(expected), rel=1e-5)
+    assert asked == [0, 1, 2, 3]  # each once, and none behind the last
+    for ours, theirs in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "why"),
+    [
+        (0, ValueError, "must return 1 or more, and returned 0"),
+        (-3, ValueError, "must return 1 or more, and returned -3"),
+        (None, TypeError, "must return a whole number, and not None"),
+        (2.0, TypeError, "must return a whole number, and not 2.0, a float"),
+        ("4", TypeError, "must return a whole number, and not '4', a str"),
+        (torch.tensor(2.5), TypeError, r"must return a whole number, and not tensor\(2.5000\), a Tensor"),
+    ],
+)
+def test_a_function_of_micro_batches_that_returns_no_such_number_is_refused(
+    given: object, kind: type[Exception], why: str
+) -> None:
+    training = Training()
+    with pytest.raises(kind, match=f"^micro_batches, called for step 2, {why}$"):
+        training.train(4, lambda step: cast("int", given) if step == 2 else 3)
+    assert training.run.step == 2
+
+
+def test_what_a_function_of_micro_batches_raises_the_script_gets() -> None:
+    with pytest.raises(IndexError):
+        next(Training().run.steps(1, [].__getitem__))
+
+
+def test_a_number_of_micro_batches_and_a_function_in_one_run_are_refused() -> None:
+    training = Training()
+    training.train(2)
+    with pytest.raises(ValueError, match="4 micro-batches, and not micro-batches by a function of the step"):
+        next(training.run.steps(3, lambda _: 4))
 
 
 def test_another_number_of_micro_batches_is_refused() -> None:

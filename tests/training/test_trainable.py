@@ -19,6 +19,7 @@ from unicron_elastic.training import engine
 from unicron_elastic.training.group import arrival
 from unicron_elastic.training.group.assembly import Assembly
 from unicron_elastic.training.group.handover import Handover
+from unicron_elastic.training.micro_batch_counts import MicroBatchCounts
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
 from unicron_elastic.training.step.trainable import Trainable
@@ -240,7 +241,7 @@ def test_a_newcomer_trains_what_its_source_does_also_if_no_step_is_left(monkeypa
 
     monkeypatch.setattr(Assembly, "say", say)
     with pytest.raises(InterruptedError):
-        Run(model=Net())._engine.join(4, MICRO_BATCHES)
+        Run(model=Net())._engine.join(4, MicroBatchCounts(MICRO_BATCHES))
     assert [each.trained for each in said] == [frozenset(range(4, 8))]
 
 

@@ -49,6 +49,7 @@ FEATURES = 5
 
 
 Changes = dict[int, dict[str, bool]]  # by step and parameter: whether it is trained from then on
+Counts = Callable[[int], int]  # by step: of how many micro-batches
 
 
 class Died(BaseException):
@@ -395,7 +396,7 @@ class Job:
         deaths: int,
         newcomers: bool,
         steps: int,
-        micro_batches: int,
+        micro_batches: int | Counts,
         steps_behind: int = 0,
         changes: Changes | None = None,
         totals: Sequence[int] = (),
@@ -420,7 +421,8 @@ class Job:
         self.changes = changes or {}
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.is_other_order, self.is_reproducible, self.is_weighted = seed % 2 == 1, seed % 4 > 1, seed % 8 > 3
-        self.plain = Plain(self.totals, micro_batches, self.changes)
+        self.counts: Counts = micro_batches if callable(micro_batches) else lambda _: micro_batches
+        self.plain = Plain(self.totals, self.counts, self.changes)
         self.steps, self.micro_batches = steps, micro_batches
         self.reported: dict[Any, dict[str, tuple[float, bool]]] = {}  # by rank
         self.newcomers = newcomers
@@ -695,8 +697,9 @@ class Buffered(nn.Module):
     book: Tensor
     count: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts) -> None:
         super().__init__()
+        self.counts = counts
         self.norm = Moves(1, dtype=torch.float64)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("book", torch.zeros(3), persistent=False)
@@ -709,24 +712,26 @@ class Buffered(nn.Module):
         self.book = self.book + index + 1
 
     def check(self, steps: int) -> None:
-        """Raises AssertionError if they are not what they must be after ``steps`` steps of 8 micro-batches."""
+        """Raises AssertionError if they are not what they must be after ``steps`` steps."""
         count = 0
         for step in range(steps):
             count = 3 * count + step
+        counts = [*map(self.counts, range(steps))]
+        moved = sum(4.0 * (each - 1) for each in counts)  # each by the mean of what its micro-batches make
         found = [self.norm.running_mean, self.norm.num_batches_tracked, self.count, self.book]
-        expected = [[28.0 * steps], 8 * steps, count, [1.0 * steps] * 3]
+        expected = [[moved], sum(counts), count, [1.0 * steps] * 3]
         assert [each.tolist() for each in found if each is not None] == expected, f"buffers after {steps} steps"
 
 
 class Model(nn.Module):
     """Two parameters whose gradients are the data; ``is_other_order``: the second one is used first."""
 
-    def __init__(self, *, is_other_order: bool = False) -> None:
+    def __init__(self, counts: Counts, *, is_other_order: bool = False) -> None:
         super().__init__()
         self.is_other_order = is_other_order
         self.first = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
-        self.buffered = Buffered().requires_grad_(False)
+        self.buffered = Buffered(counts).requires_grad_(False)
 
     def loss(self, step: int, index: int) -> Tensor:
         """Of one micro-batch."""
@@ -782,8 +787,8 @@ def after_call(optimizer: torch.optim.Optimizer) -> None:
 class Plain:
     """What plain torch makes of the same steps in one process: all gradients, and the parameters in the end."""
 
-    def __init__(self, totals: Sequence[int], micro_batches: int, changes: Changes) -> None:
-        model = Model()
+    def __init__(self, totals: Sequence[int], counts: Counts, changes: Changes) -> None:
+        model = Model(counts)
         optimizer = optimizer_of(model)
         self.gradients: list[list[list[float] | None]] = []
         self.begun: list[tuple[int, list[list[float]], dict[str, Any], list[str]]] = []  # what each step begins with
@@ -795,8 +800,8 @@ class Plain:
                 trail.change(optimizer, f"before {step}")
                 self.begun.append((total, _numbers(model), _settings(optimizer), list(trail.places)))
                 optimizer.zero_grad()
-                for index in range(micro_batches):
-                    (model.loss(step, index) / micro_batches).backward()
+                for index in range(counts(step)):
+                    (model.loss(step, index) / counts(step)).backward()
                 self.gradients.append(model.gradients())
                 optimizer.step()
                 trail.change(optimizer, f"after {step}")
@@ -861,7 +866,7 @@ def _report(rank: Rank, run: Run, key: Any) -> None:
 
 def _train(rank: Rank) -> None:
     job = rank.job
-    model = Model(is_other_order=job.is_other_order)
+    model = Model(job.counts, is_other_order=job.is_other_order)
     optimizer = optimizer_of(model)
     trail = Trail()
     run = rank.run = Run(
@@ -873,7 +878,7 @@ def _train(rank: Rank) -> None:
         reproducible=job.is_reproducible,
     )
     for total in job.totals:
-        for step in run.steps(total, job.micro_batches):
+        for step in run.steps(total, job.counts if callable(job.micro_batches) else job.micro_batches):
             time.sleep(STEP_S if job.is_outrun else 0.0)
             rank.point()
             number = step.number

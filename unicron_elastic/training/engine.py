@@ -81,6 +81,7 @@ from unicron_elastic.training.group.sendable import Stateful, check_sendable
 from unicron_elastic.training.group.servant import NotGivenError, Servant
 from unicron_elastic.training.group.signs import Effort, Signs
 from unicron_elastic.training.inner_changes import InnerChanges
+from unicron_elastic.training.micro_batch_counts import MicroBatchCounts
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.registered import MODEL, Registered, ValuesOfScript, about_unlike
 from unicron_elastic.training.replica_driver import ReplicaDriver, Result
@@ -185,6 +186,8 @@ class Engine:
         self._share: MeanShare | None = None  # of the mean for which the script asks
         self._found: tuple[Tensor, Iterable[int]] | None = None  # its result, and whose shares that lacks
         self.guard = Guard()
+        self._counts = MicroBatchCounts(1)
+        self._counted: int | None = None  # the step whose number of micro-batches was asked for last
         self._buffers: Buffers | None = None
         self._gradients: Gradients | None = None
         self._assembly: Assembly | None = None
@@ -273,11 +276,39 @@ class Engine:
         self.guard.begin()
         self._load_again()
         self._lay_out()
+        self._count_micro_batches()
         self.guard.look(self._trainable.parameters)
         self._randomness.keep()
         command = self._driver.post(StepBegun())
         self._inner_changes.begin()  # in a newcomer that may have brought the others' state once more
         return self._indices(command) or []
+
+    def _count_micro_batches(self) -> None:
+        """Asks the script, once, how many the step has that it is in, if its call has one more: others may ask it too.
+
+        Raises what that raises, and MismatchError if the processes of this replica have not got the same.
+        """
+        step = self.state
+        if not self._counts.are_by_step or step >= self.until or step == self._counted:
+            return
+        number = self._counts.of(step)
+        if self._mates is not None:
+            for seat, other in enumerate(map(int, self._mates.share(str(number)))):
+                if other != number:
+                    of = f"seat {seat} of this replica has {other} micro-batches, and seat {self._mates.seat} {number}"
+                    raise MismatchError(f"in step {step} {of}")
+        self._counted = step
+        gradients, _ = self._parts()
+        assert self._buffers is not None
+        if number != gradients.micro_batches:
+            gradients.take_count(number)
+            self._buffers.take_count(number)
+            self._driver.begin(number)
+
+    def _compare_counts(self) -> None:
+        """Raises MismatchError if other ranks have another number of micro-batches in this step."""
+        gradients, assembly = self._parts()
+        assembly.compare(f"the gradients of step {self.state}, of {gradients.micro_batches} micro-batches")
 
     def _load_again(self) -> None:
         """Takes over once more what it has taken before it met the others in the step that begins."""
@@ -460,7 +491,7 @@ class Engine:
 
     # -- a call of run.steps() ----------------------------------------------------------------------------------------
 
-    def join(self, until: int, micro_batches: int) -> bool:
+    def join(self, until: int, counts: MicroBatchCounts) -> bool:
         """Becomes a member of the job, with the state of those who train already, if there are any.
 
         False for a newcomer that is to pass by the steps ``until`` this total, as the others have them behind them.
@@ -468,10 +499,11 @@ class Engine:
         """
         self._values.begin()
         self._replicas.begin_training()
+        before, self._counts, self._counted = self._counts, counts, None
         if self._gradients is None:
-            self._make_parts(micro_batches)
-        elif (was := self._gradients.micro_batches) != micro_batches:
-            raise ValueError(f"all steps of a run have the same number of micro-batches: {was}, not {micro_batches}")
+            self._make_parts(counts.number)
+        elif why := counts.why_not_after(before):
+            raise ValueError(why)
         if self._mates is not None:
             check_alike(self._model, self._mates)
         record = self._driver.replica.record
@@ -497,6 +529,7 @@ class Engine:
         self._gradients.name = self._trainable.name
         self._gradients.digest = self._digest
         self._gradients.of_all_seats = self._of_all_seats
+        self._gradients.compare_counts = self._compare_counts if self._counts.are_by_step else None
         self._gradients.when_ready(self._begin_bucket)
         self._replicas.buffers = self._buffers
         self._assembly = Assembly(
@@ -675,12 +708,16 @@ class Engine:
         if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
         gradients.lay_out(self._trainable.in_order, self._trainable.frozen, self._buffers.changes)
-        terms = self._trainable.terms(gradients.micro_batches, is_reproducible=self._is_reproducible)
+        terms = self._trainable.terms(self._counts.kind, is_reproducible=self._is_reproducible)
         assembly.terms = terms if self._mates is None else f"{terms}, in {self._seats} shards"
         self._driver.lay_out(len(gradients.buckets))
 
     def _in_full(self, said: Said, *, is_copy: bool) -> Said:
         """What this rank says, and what it says of its state and its means, of which the protocol knows nothing."""
+        if said.state is None and said.start is None:
+            return said
+        self._count_micro_batches()
+        said = replace(said, micro_batches=self._driver.replica.micro_batches)
         if said.state is None:
             return said
         return replace(

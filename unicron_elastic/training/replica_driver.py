@@ -107,7 +107,7 @@ class ReplicaDriver(Driver[Replica]):
         self._gate = gate
 
     def begin(self, micro_batches: int) -> None:
-        """Take it that all steps have so many."""
+        """Take it that the present step has so many, and all that come."""
         self.replica = self.replica._replace(micro_batches=micro_batches)
 
     def lay_out(self, buckets: int) -> None:

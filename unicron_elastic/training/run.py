@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unicron_elastic.training.engine import Engine
 from unicron_elastic.training.group.sendable import Stateful
+from unicron_elastic.training.micro_batch_counts import MicroBatchCounts
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.registered import Registered
 from unicron_elastic.training.replicas import Replicas
@@ -152,18 +153,22 @@ class Run:
         """
         return self._engine.is_passing
 
-    def steps(self, total: int, micro_batches: int) -> Iterator[Step]:
+    def steps(self, total: int, micro_batches: int | Callable[[int], int]) -> Iterator[Step]:
         """Yields the steps that are left of ``total``, each of ``micro_batches`` micro-batches.
+
+        That is a number, or a function that returns it for the number of a step. Each rank asks it, also one that comes
+        later, and all must get the same: so it depends on nothing but the step.
 
         A newcomer begins with the step that the others are in; of calls that they have behind them it gets none. All
         ranks make the same calls with the same totals. Raises ValueError for numbers below 1, TypeError for what
         is no whole number, for a model that is wrapped or divided among ranks, for a SparseAdam, and for what is
         registered and cannot be sent to a replacement, and RuntimeError if the loop of an earlier call has not come to
-        its end, and if the members of the job do not train the same.
+        its end, and if the members of the job do not train the same. For what ``micro_batches`` returns the same is
+        raised in that step.
         """
-        total, micro_batches = whole_number("total", total), whole_number("micro_batches", micro_batches)
-        if total < 1 or micro_batches < 1:
-            raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {micro_batches}")
+        total, counts = whole_number("total", total), MicroBatchCounts(micro_batches)
+        if total < 1 or counts.number < 1:
+            raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {counts.number}")
         if self._is_wrapped:
             raise TypeError(
                 "the model must not be wrapped in DistributedDataParallel for run.steps(), which reduces its "
@@ -179,7 +184,7 @@ class Run:
         self._gradients.is_off = True  # there is none where a step is yielded
         self._unregistered.is_kept = False
         engine = self._engine
-        if engine.has_made(total) or not engine.join(total, micro_batches):
+        if engine.has_made(total) or not engine.join(total, counts):
             return
         self._is_in_steps = True
         if engine.begins and engine.rank == 0:

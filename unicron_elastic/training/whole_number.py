@@ -20,13 +20,13 @@ def whole_number(name: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be a whole number, and not {_shown(value)}") from None
+        raise TypeError(f"{name} must be a whole number, and not {shown(value)}") from None
 
 
 def seconds(name: str, value: Any) -> float:
     """Return it as a float. Raises TypeError that names the argument."""
     if not isinstance(value, SupportsFloat):
-        raise TypeError(f"{name} must be a number of seconds, and not {_shown(value)}")
+        raise TypeError(f"{name} must be a number of seconds, and not {shown(value)}")
     return float(value)
 
 
@@ -35,7 +35,7 @@ def function(name: str, value: Any) -> Callable[[], None]:
     if value is None:
         return lambda: None
     if not callable(value):
-        raise TypeError(f"{name} must be a function without arguments, and not {_shown(value)}")
+        raise TypeError(f"{name} must be a function without arguments, and not {shown(value)}")
     called: Callable[[], None] = value
     return called
 
@@ -43,10 +43,11 @@ def function(name: str, value: Any) -> Callable[[], None]:
 def check_module(name: str, value: Any) -> None:
     """Raise TypeError that names the argument for what is no module of torch's."""
     if not isinstance(value, nn.Module):
-        raise TypeError(f"{name} must be a torch.nn.Module, and not {_shown(value)}")
+        raise TypeError(f"{name} must be a torch.nn.Module, and not {shown(value)}")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return what a script gave, for people."""
     if value is None:
         return "None"
     if isinstance(value, type):

@@ -286,7 +286,9 @@ def _meet(replica: Replica, meeting: InMeeting) -> Answer:
 def _said(replica: Replica, meeting: InMeeting) -> Said:
     is_new = meeting.spot is Spot.ARRIVING
     if not meeting.has_state:
-        return Said(state=None, start=None if is_new else replica.step, until=replica.until, is_new=is_new)
+        start = None if is_new else replica.step
+        count = replica.micro_batches
+        return Said(state=None, start=start, micro_batches=count, until=replica.until, is_new=is_new)
     work = replica.work
     return Said(
         state=replica.step,
@@ -298,6 +300,7 @@ def _said(replica: Replica, meeting: InMeeting) -> Said:
         done=work.done,
         keeps_last=work.has_last,
         buckets=replica.buckets,
+        micro_batches=replica.micro_batches,
     )
 
 

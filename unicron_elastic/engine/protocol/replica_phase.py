@@ -299,7 +299,7 @@ class Work(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """`Replica` is what one replica knows, of steps with so many ``micro_batches``, ``buckets`` and ``seats``.
+    """`Replica` is what one replica knows, of a step with so many ``micro_batches``, ``buckets`` and ``seats``.
 
     ``step`` counts the optimizer steps behind its parameters, ``until`` is the total of its call. It was told of the
     world ``heard``, in which it has the rank ``heard_rank``, and meets, or met last, in the world ``met``, as ``rank``;

@@ -51,6 +51,7 @@ class Said:
     ``until`` is the total of the ``run.steps()`` in which it is, or was last; ``has_parted``: it has left that with all
     others. ``is_new``: it was in no world before. ``is_between`` two steps its parameters are not those of ``state``.
     ``digests`` are those of what is registered, by name: of a newcomer what it has copied, of others what it should be.
+    ``micro_batches``: so many the step has that it is in, or would begin with, if ``until`` has one more.
     ``report`` is the latest of which it has the result, ``asks`` the one that it waits for,
     ``place`` the total and the step behind which it makes others, and ``lost`` are ranks that
     were lost since shares of those were dealt.
@@ -63,6 +64,7 @@ class Said:
     start: int | None = None
     trained: frozenset[int] = frozenset()
     buckets: int = 1
+    micro_batches: int = 1
     until: int = 0
     has_parted: bool = False
     is_new: bool = False
@@ -77,6 +79,12 @@ class Said:
     def has_all(self) -> bool:
         """Whether it has the reduced gradients of its step."""
         return len(self.done) == self.buckets
+
+    @property
+    def counts(self) -> tuple[int, int] | None:
+        """Return of which step of which call it says how many micro-batches there are; None: of none."""
+        step = self.start if self.state is None else self.state
+        return None if step is None or step >= self.until else (self.until, step)
 
 
 # What all read of a newcomer on other terms: it leaves, as one does that is in no call of theirs.
@@ -98,6 +106,7 @@ def written(said: Said, terms: str) -> str:
         "start": said.start,
         "trained": to_ranges(said.trained),
         "buckets": said.buckets,
+        "micro_batches": said.micro_batches,
         "until": said.until,
         "is_new": said.is_new,
         "is_between": said.is_between,
@@ -111,24 +120,37 @@ def written(said: Said, terms: str) -> str:
     return json.dumps(message, separators=(",", ":"))
 
 
-def read(texts: Sequence[str], terms: str, micro_batches: int) -> list[Said]:
-    """Return what each member said in ``written``, by rank.
+def read(texts: Sequence[str], terms: str, own: Said) -> list[Said]:
+    """Return what each member said in ``written``, by rank; ``own`` is what this one has said.
 
-    A newcomer that trains something else than those who were there before costs these nothing: it is to leave. Raises
-    MismatchError where one of them does, and in that newcomer.
+    A newcomer that trains something else than those who were there before, or has another number of micro-batches for
+    the step that they are in, costs these nothing: it is to leave. Raises MismatchError where one of them does, and in
+    that newcomer.
     """
     messages = [json.loads(text) for text in texts]
-    theirs = {message["terms"] for message in messages if not message["is_new"]}
+    all_said = [_read(message) for message in messages]
+    on = [(message["terms"], _count(said, own)) for message, said in zip(messages, all_said, strict=True)]
+    ours = (terms, own.micro_batches)
+    theirs = {each for each, said in zip(on, all_said, strict=True) if not said.is_new}
     found = []
-    for rank, message in enumerate(messages):
-        if message["terms"] == terms:
-            found.append(_read(message, micro_batches))
-        elif message["is_new"] and terms in theirs:
+    for rank, (each, said) in enumerate(zip(on, all_said, strict=True)):
+        if each == ours:
+            found.append(said)
+        elif said.is_new and ours in theirs:
             found.append(_STRANGER)
+        elif each[0] == terms:
+            assert own.counts is not None
+            counts = f"rank {rank} has {each[1]} micro-batches, and this rank {own.micro_batches}"
+            raise MismatchError(f"in step {own.counts[1]} {counts}")
         else:
-            theirs_alone, ours_alone = _apart(message["terms"], terms)
+            theirs_alone, ours_alone = _apart(each[0], terms)
             raise MismatchError(f"rank {rank} trains something else: {theirs_alone}, and this rank {ours_alone}")
     return found
+
+
+def _count(said: Said, own: Said) -> int:
+    """Return how many micro-batches a member has in the step that this one is in; of another step that says nothing."""
+    return said.micro_batches if said.counts == own.counts is not None else own.micro_batches
 
 
 def _apart(theirs: str, ours: str) -> tuple[str, str]:
@@ -137,15 +159,16 @@ def _apart(theirs: str, ours: str) -> tuple[str, str]:
     return " and ".join(each for each, _ in pairs), " and ".join(each for _, each in pairs)
 
 
-def _read(message: Mapping[str, Any], micro_batches: int) -> Said:
+def _read(message: Mapping[str, Any]) -> Said:
     return Said(
         state=message["state"],
-        held=from_ranges(message["held"], micro_batches),
+        held=from_ranges(message["held"], message["micro_batches"]),
         done=from_ranges(message["done"], message["buckets"]),
         keeps_last=bool(message["keeps_last"]),
         start=message["start"],
         trained=from_ranges(message["trained"], sys.maxsize),
         buckets=message["buckets"],
+        micro_batches=message["micro_batches"],
         until=message["until"],
         is_new=bool(message["is_new"]),
         is_between=bool(message["is_between"]),

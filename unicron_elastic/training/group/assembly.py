@@ -141,7 +141,7 @@ class Assembly:
         if self._order is not None:
             self._order.meet()
         try:
-            everybody = read(heard.texts, self.terms, self._gradients.micro_batches)
+            everybody = read(heard.texts, self.terms, said)
         except MismatchError as error:
             if said.is_new:
                 raise NotTakenError(f"{error}: the others train on without it") from None
@@ -360,15 +360,21 @@ class Assembly:
         """Give, or take, a reduced bucket."""
 
         def hand_over() -> None:
-            room = self._gradients.room(bucket)
+            is_source = self.rank == source
+            room = self._gradients.buckets[bucket].reduced if is_source else self._gradients.room(bucket)
             if to is None:
                 self._transport.broadcast(room, source)
-            elif self.rank == source:
+            elif is_source:
                 self._transport.send(room, to)
             else:
                 self._transport.receive(room, source)
 
         return self._try(hand_over) or Handed()
+
+    def compare(self, what: str) -> None:
+        """Tell each other ``what`` all do now. Raises MismatchError if they differ, and what a collective raises."""
+        device = self._gradients.buckets[-1].local.device
+        check_same(self._transport.all_gather(message(what, torch.empty(0, dtype=torch.float64, device=device))))
 
     def hand_over_mean(self, source: int, to: int) -> ReplicaEvent:
         """Give, or take, the result of a mean."""

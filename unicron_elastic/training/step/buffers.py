@@ -55,7 +55,7 @@ class _Place:
 
 
 class Buffers:
-    """Of ``model``, in steps of ``micro_batches`` micro-batches.
+    """`Buffers` are those of ``model``, in steps of ``micro_batches`` micro-batches.
 
     ``changes`` are tensors whose ``.grad`` is to be reduced with the parameters'. Raises TypeError for a layer whose
     forward pass does what cannot be had here.
@@ -80,6 +80,10 @@ class Buffers:
     def changes(self) -> list[Tensor]:
         """Those of the layers that were there at the last look."""
         return self._statistics.changes
+
+    def take_count(self, micro_batches: int) -> None:
+        """Takes it that the step that begins has so many micro-batches."""
+        self._statistics.micro_batches = micro_batches
 
     def look(self, modules: Iterable[nn.Module]) -> bool:
         """Looks at the layers of the model, before ``begin``; whether ``changes`` are other tensors than before.

@@ -7,9 +7,11 @@ loss of a rank it still counts; and the reduced sum stays until the next reducti
 Buckets are in the reverse order of the parameters, which is about that in which a backward pass comes to them: all but
 the last one can be reduced while it goes on, one after the other (``buckets_ready.py``).
 
-Behind the gradients, in the last bucket of them, travel notes (``notes.py``), which say what is in the sum. One more
-bucket is for the model's buffers that micro-batch 0 has made, as bytes: whoever has computed it gives them to all. The
-notes say how many there are; mostly there are none, and nothing is sent.
+Behind the gradients, in the last bucket of them, travel notes (``notes.py``), which say what is in the sum. The more
+micro-batches a step has, the more notes: where steps differ, what is reduced of the one before stays as long as it was.
+
+One more bucket is for the model's buffers that micro-batch 0 has made, as bytes: whoever has computed it gives them to
+all. The notes say how many there are; mostly there are none, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -37,9 +39,9 @@ LAST_BUCKET_SHARE = 1 / 8  # of that: no backward pass goes on while it is reduc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Neighbouring gradients of one type on one device, reduced together. Both are 1-D and of the same length.
+    """`Bucket` has neighbouring gradients of one type on one device, which are reduced together. Both are 1-D.
 
-    ``parameters`` are the positions of its parameters; ``notes`` is how many of its last elements are notes.
+    ``parameters`` are the positions of its parameters; ``notes`` is how many notes are behind them in ``reduced``.
     """
 
     local: Tensor
@@ -49,7 +51,7 @@ class Bucket:
 
 
 class Gradients:
-    """Of ``parameters``, in steps of ``micro_batches`` micro-batches.
+    """`Gradients` are those of ``parameters``, in steps of ``micro_batches`` micro-batches.
 
     ``others`` are tensors whose ``.grad`` is not autograd's: it is summed up like a gradient, and always there.
     """
@@ -73,6 +75,9 @@ class Gradients:
         self.of_all_seats: Callable[[Tensor, float | None], tuple[Tensor, float | None]] = lambda *own: own
         self.digest: Callable[[], list[float]] = lambda: written(None)  # of the state, for the notes
         self.name: Callable[[Tensor], str] = _shape  # of a parameter, for people
+        # Compares with all ranks of how many micro-batches the step is; None: all steps are of as many.
+        self.compare_counts: Callable[[], None] | None = None
+        self._stamp = bytes(4)
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
         # Whose gradients autograd has added in this micro-batch, each as often as it has.
         self._added: list[Tensor] = []
@@ -108,7 +113,22 @@ class Gradients:
         self._notes = Notes(torch.zeros(0), 0)
         self._staged.clear()
         self.buckets = self._make_buckets()
+        self._begin_notes()
         self._ready.lay_out(self._reduced_early())
+
+    def _begin_notes(self) -> None:
+        count = Notes.size(self.micro_batches, len(self.parameters))
+        memory = torch.zeros(count, device=self._noted.local.device, dtype=NOTES_DTYPE)
+        self._notes = Notes(memory, self.micro_batches, self._stamp)
+        self.buckets[-2] = replace(self._noted, notes=count)
+
+    def take_count(self, micro_batches: int) -> None:
+        """Takes it that the step that begins has so many micro-batches. Nothing is noted of it yet.
+
+        What is reduced of the step before stays, for who is late.
+        """
+        self.micro_batches = micro_batches
+        self._begin_notes()
 
     def _reduced_early(self) -> list[list[Tensor]]:
         """Return the parameters of each bucket that can be reduced while a backward pass goes on."""
@@ -132,6 +152,7 @@ class Gradients:
             parameter.grad = gradient
         for parameter in self._frozen:
             parameter.grad = None
+        self._stamp = stamp
         self._notes.begin(stamp)
         self._added.clear()
         self._ready.begin_pass()
@@ -213,18 +234,22 @@ class Gradients:
         """
         if bucket in self.rounds[1]:
             return self._share_made(holdings)
+        if self.has_notes(bucket) and self.compare_counts is not None:
+            self.compare_counts()  # sums of different sizes end a process
         return self._transport.reduce(self.stage(bucket, is_awaited=is_awaited))
 
-    def stage(self, bucket: int, part: slice = slice(None), *, is_awaited: bool) -> Tensor:
-        """What is to be reduced in place: a copy of this rank's sum, or a part of it that has the notes, if there are.
+    def stage(self, bucket: int, *, is_awaited: bool, notes_alone: bool = False) -> Tensor:
+        """What is to be reduced in place: a copy of this rank's sum, with the notes behind it, or these alone.
 
         ``is_awaited``: a newcomer is on its way, as this rank knows.
         """
-        each = self.buckets[bucket]
+        each = self._fitted(bucket)
+        elements = each.local.numel()
         staged = each.reduced
-        if part != slice(None):
-            staged = self._staged[bucket] = each.reduced[part]  # kept: no thread of gloo's is to be the last to have it
-        staged.copy_(each.local[part])
+        if notes_alone:
+            staged = self._staged[bucket] = each.reduced[elements:]  # kept: no thread of gloo's is the last to have it
+        else:
+            staged[:elements].copy_(each.local)
         if each.notes:
             touched = [parameter in self._touched for parameter in self._trained]
             made = 0 if self._made is None else self._made.numel()
@@ -251,13 +276,22 @@ class Gradients:
         return self._transport.share(room, source)
 
     def room(self, bucket: int) -> Tensor:
-        """Where the reduced bucket is, or is to be received, when those before it are there."""
+        """Where the reduced bucket of the present step is, or is to be received, when those before it are there."""
+        if bucket not in self.rounds[1]:
+            return self._fitted(bucket).reduced
         each = self.buckets[bucket]
-        if bucket in self.rounds[1]:
-            count = made_bytes(self._noted.reduced)
-            if each.reduced.numel() != count:
-                each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
+        count = made_bytes(self._noted.reduced)
+        if each.reduced.numel() != count:
+            each = self.buckets[bucket] = replace(each, reduced=each.local.new_empty(count))
         return each.reduced
+
+    def _fitted(self, bucket: int) -> Bucket:
+        """Return a bucket whose ``reduced`` has room for what the present step has: what is there may be gone then."""
+        each = self.buckets[bucket]
+        count = each.local.numel() + each.notes
+        if each.reduced.numel() != count:
+            each = self.buckets[bucket] = replace(each, reduced=_of_length(each.reduced, count, spare=each.notes))
+        return each
 
     def renew(self) -> None:
         """Takes other memory for what is reduced: an abandoned collective may still write to where it was to be.
@@ -272,7 +306,8 @@ class Gradients:
         With weights they are divided by the sum of these. Raises RuntimeError if they are not those of all
         micro-batches of this step, each once.
         """
-        copy_each([b.local for b in self.buckets[:-1]], [b.reduced for b in self.buckets[:-1]])
+        copy_each([b.local for b in self.buckets[:-1]], [b.reduced[: b.local.numel()] for b in self.buckets[:-1]])
+        self._notes.memory.copy_(self._noted.reduced[self._noted.local.numel() :])
         touched = self._notes.read()
         for parameter, gradient, is_touched in zip(self.parameters, self._gradients, touched, strict=True):
             parameter.grad = gradient if is_touched else None
@@ -310,7 +345,6 @@ class Gradients:
     # -- layout -------------------------------------------------------------------------------------------------------
 
     def _make_buckets(self) -> list[Bucket]:
-        notes = Notes.size(self.micro_batches, len(self.parameters))
         views: dict[int, Tensor] = {}
         buckets: list[Bucket] = []
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -323,28 +357,34 @@ class Gradients:
             device = self.parameters[0].device if self.parameters else torch.device("cpu")
             ordered.append(((device, NOTES_DTYPE), []))
         for number, ((device, dtype), positions) in enumerate(ordered):
-            extra = notes if number == len(ordered) - 1 else 0
+            has_notes = number == len(ordered) - 1
             sizes = [local_of(self.parameters[position]).numel() for position in positions]
-            local = torch.zeros(sum(sizes) + extra, device=device, dtype=dtype)
-            reduced = torch.zeros_like(local)
+            local = torch.zeros(sum(sizes), device=device, dtype=dtype)
+            notes = Notes.size(self.micro_batches, len(self.parameters)) if has_notes else 0
+            reduced = torch.zeros(sum(sizes) + notes, device=device, dtype=dtype)
             self._flats.append(local)
             offset = 0
             for position, size in zip(positions, sizes, strict=True):
                 views[position] = shaped_like(local_of(self.parameters[position]), local[offset : offset + size])
                 offset += size
             most = max(1, self._bucket_bytes // local.element_size())
-            last = max(1, int(most * LAST_BUCKET_SHARE)) if extra else 0
+            last = max(1, int(most * LAST_BUCKET_SHARE)) if has_notes else 0
             shares = [share_of(self.parameters[position]) for position in positions]
             buckets += _cut(local, reduced, positions, sizes, shares=shares, most=most, last=last)
         self.views = [views[position] for position in range(len(self.parameters))]
         self._gradients = [*map(shard_like, self.parameters, self.views)]
-        self._notes = Notes(self._flats[-1][-notes:], self.micro_batches)
         nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
-        return [*buckets[:-1], replace(buckets[-1], notes=notes), Bucket(local=nothing, reduced=nothing, parameters=())]
+        return [*buckets, Bucket(local=nothing, reduced=nothing, parameters=())]
 
 
 def _shape(parameter: Tensor) -> str:
     return f"a parameter of shape {tuple(parameter.shape)}"
+
+
+def _of_length(tensor: Tensor, count: int, spare: int) -> Tensor:
+    """Return memory for so many numbers where the tensor is, if what is behind it has room, and else new, with more."""
+    room = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    return tensor.as_strided((count,), (1,)) if count <= room else tensor.new_empty(count + spare)[:count]
 
 
 def _cut(
@@ -357,7 +397,7 @@ def _cut(
     most: int,
     last: int,
 ) -> list[Bucket]:
-    """Buckets of at most ``most`` elements, or of one parameter; what comes behind the gradients goes to the last.
+    """Buckets of at most ``most`` elements, or of one parameter; what ``reduced`` has behind them goes to the last.
 
     That one begins with the parameter in which the ``last`` elements begin, if ``last`` is not 0 and the one before has
     more. ``shares``: the sizes by which that is decided, the same in all processes of a replica.
@@ -373,7 +413,5 @@ def _cut(
     begins = [sum(sizes[:first]) for first in firsts]
     return [
         Bucket(local=local[begin:end], reduced=reduced[begin:end], parameters=tuple(positions[first:last]))
-        for first, last, begin, end in zip(
-            firsts, [*firsts[1:], len(sizes)], begins, [*begins[1:], local.numel()], strict=True
-        )
+        for first, last, begin, end in zip(firsts, [*firsts[1:], len(sizes)], begins, [*begins[1:], None], strict=True)
     ]

@@ -24,15 +24,18 @@ _FLAGS = 2  # at the end
 
 
 class Notes:
-    """Those of this rank, in ``memory``; after the reduction it has the sum over all ranks."""
+    """`Notes` are those of this rank, of a step with so many micro-batches, in ``memory``.
 
-    def __init__(self, memory: Tensor, micro_batches: int) -> None:
-        self._memory = memory
+    After the reduction that has the sum over all ranks.
+    """
+
+    def __init__(self, memory: Tensor, micro_batches: int, stamp: bytes = bytes(_STAMP)) -> None:
+        self.memory = memory
         self._micro_batches = micro_batches
         self._weights = memory[micro_batches : 2 * micro_batches]
         self._counts = memory[2 * micro_batches : 3 * micro_batches]
         self._weighted = memory[3 * micro_batches : 3 * micro_batches + 1]
-        self._stamp = bytes(_STAMP)
+        self._stamp = stamp
         self.losses = memory[:micro_batches]
         self.weight: float | None = None  # of all micro-batches, once the sum is read; None: they have none
 
@@ -44,6 +47,7 @@ class Notes:
     def begin(self, stamp: bytes) -> None:
         """Begins a step, with zeros; ``stamp``: four bytes that tell it, and what is trained in it, from others."""
         self._stamp = stamp
+        self.memory.zero_()
 
     def add(self, index: int, loss: Tensor, weight: float | None) -> None:
         """This rank has computed a micro-batch; ``weight``: None if it has none."""
@@ -63,9 +67,13 @@ class Notes:
         is_awaited: bool,
         must_repeat: bool,
     ) -> None:
-        """Completes a copy of them. ``touched``: whether this rank has a gradient of each parameter."""
+        """Writes them, and what is known only now, to where they are summed up.
+
+        ``touched``: whether this rank has a gradient of each parameter.
+        """
         whole = [*touched, *self._stamp, 1, *digest, *divmod(made_bytes, _BASE), is_awaited, must_repeat]
         rest = [float(each) for each in whole]
+        staged.copy_(self.memory)
         staged[3 * self._micro_batches + 1 :].copy_(torch.tensor(rest, dtype=NOTES_DTYPE))
 
     def read(self) -> list[bool]:
@@ -75,7 +83,7 @@ class Notes:
         once, and WrongUseError if some have a weight and others have not, or if all weights are zero.
         """
         count = self._micro_batches
-        numbers = self._memory[count:].tolist()  # all at once: a device is waited for each time
+        numbers = self.memory[count:].tolist()  # all at once: a device is waited for each time
         weights, counts = numbers[:count], numbers[count : 2 * count]
         weighted, *rest = numbers[2 * count :]
         ends = -DIGEST_NOTES - _DIGITS - _FLAGS - 1

@@ -37,7 +37,7 @@ class Statistics:
     """
 
     def __init__(self, micro_batches: int) -> None:
-        self._micro_batches = micro_batches
+        self.micro_batches = micro_batches
         self._layers: list[tuple[nn.Module, dict[str, Tensor]]] = []  # and the changes of their buffers
         self._seen: list[tuple[Any, ...]] = []  # what the layers were at the last look
         self.changes: list[Tensor] = []
@@ -72,7 +72,7 @@ class Statistics:
                         "before 'for index in step', the same on all ranks"
                     )
                 moved = (now - before[id(layer), leaf]).to(change.dtype)
-                moved = moved.div_(self._micro_batches) if leaf in _AVERAGED else moved
+                moved = moved.div_(self.micro_batches) if leaf in _AVERAGED else moved
                 if change.grad is None:
                     change.grad = moved
                 else:
@@ -87,7 +87,7 @@ class Statistics:
                     continue
                 if leaf in _AVERAGED and layer.momentum is None and "num_batches_tracked" in changes:
                     count, used = before[id(layer), "num_batches_tracked"], changes["num_batches_tracked"].grad
-                    moved = moved * _share(count, self._micro_batches if used is None else used, self._micro_batches)
+                    moved = moved * _share(count, self.micro_batches if used is None else used, self.micro_batches)
                 layer._buffers[leaf].data.copy_(began + moved.to(began.dtype))
 
 

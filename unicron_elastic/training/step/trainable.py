@@ -104,13 +104,13 @@ class Trainable:
         """Return what a newcomer must know as well: it may be the next to tell the order, in as many bytes."""
         return {"order": list(self._order), "ordered": to_ranges(self._ordered)}
 
-    def terms(self, micro_batches: int, *, is_reproducible: bool) -> str:
-        """What must be the same for all members, in a few words."""
+    def terms(self, counts: str, *, is_reproducible: bool) -> str:
+        """What must be the same for all members, in a few words; ``counts``: of how many micro-batches steps are."""
         of = [(tuple(parameter.shape), str(parameter.dtype)) for parameter in self.parameters]
         shapes = hashlib.sha256(repr(of).encode()).hexdigest()[:12]
         numbers = sum(parameter.numel() for parameter in self.parameters)
         how = ", reproducible" if is_reproducible else ""
-        return f"{micro_batches} micro-batches and {len(of)} parameters of {numbers} numbers ({shapes}){how}"
+        return f"{counts} and {len(of)} parameters of {numbers} numbers ({shapes}){how}"
 
     def name(self, parameter: Tensor) -> str:
         """What the model calls a parameter."""

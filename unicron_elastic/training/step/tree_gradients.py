@@ -41,9 +41,18 @@ class TreeGradients(Gradients):
         self._early = len(self._reduced_early())
         self._sum = TreeSum(self.parameters, self.micro_batches)
 
+    def take_count(self, micro_batches: int) -> None:
+        """The same, before anything of the step is summed up."""
+        super().take_count(micro_batches)
+        self._sum.micro_batches = micro_batches
+        self._holdings = []
+
     def _reduced_early(self) -> list[list[Tensor]]:
-        """Return those of the first buckets: each that is under way takes memory."""
-        return super()._reduced_early()[:EARLY_MAX]
+        """Return those of the first buckets: each that is under way takes memory.
+
+        Where steps differ in how many micro-batches they have, that is compared before anything is exchanged.
+        """
+        return [] if self.compare_counts is not None else super()._reduced_early()[:EARLY_MAX]
 
     def begin(self, stamp: bytes = bytes(4)) -> None:
         """Begin with no gradients at all: autograd then leaves those of each micro-batch as they are."""
@@ -85,11 +94,14 @@ class TreeGradients(Gradients):
         """
         if bucket in self.rounds[1]:
             return super().reduce(bucket, holdings, is_awaited=is_awaited)
+        if bucket == 0 and self.compare_counts is not None:
+            self.compare_counts()  # by it each rank knows how much the others give it
         if bucket < self._early:
             return self._begin(bucket, holdings)
         each = self.buckets[bucket]
-        elements = each.reduced.numel() - each.notes
-        notes = self.stage(bucket, slice(elements, None), is_awaited=is_awaited)
+        elements = each.local.numel()
+        notes = self.stage(bucket, is_awaited=is_awaited, notes_alone=True)
+        each = self.buckets[bucket]
         if elements:
             of = [self.parameters[position] for position in each.parameters]
             held = self._nodes_of(holdings)
