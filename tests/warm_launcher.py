@@ -214,6 +214,7 @@ class WarmLaunchers:
     def end(self) -> None:
         """End the forking process."""
         if self._requests is not None and self._process is not None:
+            self._requests.shutdown(socket.SHUT_RDWR)  # a DataLoader's worker may have it, too
             self._requests.close()
             self._process.wait(STARTS_WITHIN_S)
 
