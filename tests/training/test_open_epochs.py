@@ -273,25 +273,29 @@ class TakenOnce(dict[int, Any]):
         return self.pop(step)
 
 
+class _Steps:
+    """`_Steps` are of one loader: no class of a function, whose cycle would keep workers until it is collected."""
+
+    def __init__(self, loader: DataLoader[Tensor], step: int) -> None:
+        self._loader, self._step, self._batches = loader, step, iter(loader)
+
+    def __iter__(self) -> _Steps:
+        return self
+
+    def __next__(self) -> tuple[int, Tensor]:
+        try:
+            return self._step, next(self._batches)
+        except StopIteration:
+            self._batches = iter(self._loader)
+            return self._step, next(self._batches)
+
+
 class MakingItsIterator(DrawingFirst):
     """`MakingItsIterator` makes one in front of its loop, and at the end of each epoch; it skips in one epoch alone."""
 
     @staticmethod
     def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
-        batches = [iter(loader)]
-
-        class Steps:
-            def __iter__(self) -> Steps:
-                return self
-
-            def __next__(self) -> tuple[int, Tensor]:
-                try:
-                    return step, next(batches[0])
-                except StopIteration:
-                    batches[0] = iter(loader)
-                    return step, next(batches[0])
-
-        return Steps()
+        return _Steps(loader, step)
 
 
 class BeginningEach(DrawingFirst):
