@@ -138,3 +138,13 @@ def test_a_script_that_asks_for_no_snapshot_is_said_to_begin_again_with_step_0(l
     assert run.wait() == 0, run.err
     said = "run.steps() begins again with step 0: the script has not asked run.restore() for a snapshot."
     assert run.err.count(said) == 1, run.err
+
+
+@pytest.mark.slow
+def test_a_script_with_checkpoints_of_its_own_is_said_to_begin_again_where_it_says(launcher: Any) -> None:
+    loop = "for step in run.steps"
+    script = launcher.script("train.py", ASKS_NOTHING.replace(loop, f"run.begin_at(2)\n{loop}"))
+    run = launcher.start("--nproc-per-node=2", "--max-restarts=3", script)
+    assert run.wait() == 0, run.err
+    said = "run.steps() begins again with step 2, as the script says by run.begin_at()."
+    assert run.err.count(said) == 1, run.err

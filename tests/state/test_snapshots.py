@@ -355,7 +355,8 @@ def test_who_has_to_go_back_is_told_why() -> None:
     )
     assert why_back([[(10, 1)], [(10, 1)]], (10, 1)) == ""
     assert why_back([[(5, 1), (10, 1)], [(5, 1), (10, 1)]], (5, 1)) == "All ranks go back to step 5."
-    assert why_back([[], []], None) == ""
+    assert why_back([[], []], None) == why_back([[(7, 1)], [(7, 1)]], None, 7) == ""
+    assert why_back([[(10, 1)], []], None, 7) == "All ranks go back to step 7: rank 1 has no state of step 10."
 
 
 def test_what_the_job_had_come_to_is_told_if_nothing_is_left_of_it() -> None:

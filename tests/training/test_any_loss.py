@@ -35,6 +35,7 @@ def _trained(
     is_shaky: bool = False,
     is_torn: bool = False,
     is_slow_to_hear: bool = False,
+    begins_at: int = 0,
 ) -> None:
     job = Job(
         seed,
@@ -50,6 +51,7 @@ def _trained(
         is_shaky=is_shaky,
         is_torn=is_torn,
         is_slow_to_hear=is_slow_to_hear,
+        begins_at=begins_at,
     )
     job.finish()
     ended = [rank for rank in job.ranks if rank.name not in job.dead]
@@ -199,6 +201,22 @@ def test_ranks_that_get_different_sizes_for_a_step_do_not_train_on(
     with pytest.raises(AssertionError, match=where):
         job.finish()
     assert all(max(rank.trained, default=-1) < step for rank in job.ranks)
+
+
+@pytest.mark.parametrize("totals", [(), (5, 8)])
+@pytest.mark.parametrize("seed", range(20))
+def test_scripts_that_have_loaded_a_checkpoint_of_their_own_go_on_from_there(
+    seed: int, totals: tuple[int, ...]
+) -> None:
+    _trained(seed, ranks=1 + seed % 4, deaths=seed % 4, newcomers=True, steps=8, totals=totals, begins_at=3)
+
+
+def test_ranks_that_begin_with_different_steps_do_not_train() -> None:
+    job = Job(0, ranks=2, deaths=0, newcomers=False, steps=STEPS, micro_batches=MICRO_BATCHES, begins_at=1)
+    job.begin_of = lambda rank: 1 + int(rank.name)
+    with pytest.raises(AssertionError, match=r"rank 1 begins with step 2, and this rank with step 1"):
+        job.finish()
+    assert not any(rank.trained for rank in job.ranks)
 
 
 @pytest.mark.parametrize("lengths", [(MICRO_BATCHES, MICRO_BATCHES - 1, 1), (MICRO_BATCHES - 1, 0, 0)])

@@ -81,7 +81,25 @@ def test_ranks_that_get_different_sizes_for_a_step_do_not_train_on(monkeypatch: 
 
     job.counts = count
     monkeypatch.setattr(Buffered, "check", lambda *_: None)
-    where = "in step 2 seat . of this replica has . micro-batches, and seat . ." if of == "seat" else "of step 2, of 4"
+    in_replica = r"seat \d of this replica has [48] micro-batches in step 2, and seat \d has [48] micro-batches"
+    where = in_replica if of == "seat" else "of step 2, of 4"
     with pytest.raises(AssertionError, match=where):
         job.finish()
     assert all(max(rank.trained, default=-1) < 2 for rank in job.ranks)
+
+
+@pytest.mark.parametrize("of", ["seat", "replica"])
+def test_ranks_that_begin_with_different_steps_do_not_train(of: str) -> None:
+    job = SeatJob(0, replicas=2, seats=2, steps=STEPS, micro_batches=8, deaths=0, newcomers=False, begins_at=1)
+    job.begin_of = lambda _: 1 + int(here.rank.seat if of == "seat" else here.rank.replica.number)
+    where = "seat 1 of this replica begins with step 2, and seat 0 begins with step 1"
+    with pytest.raises(
+        AssertionError, match=where if of == "seat" else "rank 1 begins with step 2, and this rank with"
+    ):
+        job.finish()
+    assert not any(rank.trained for rank in job.ranks)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replicas_that_have_loaded_a_checkpoint_of_their_own_go_on_from_there(seed: int) -> None:
+    _trained(seed, replicas=2 + seed % 2, deaths=1 + seed % 2, newcomers=seed % 3 > 0, steps=7, begins_at=3)

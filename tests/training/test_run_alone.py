@@ -14,6 +14,7 @@ from torch import nn
 
 from unicron_elastic import Run
 from unicron_elastic.training.optimizer_step import Step
+from unicron_elastic.training.step.wrong_use import WrongUseError
 
 MICRO_BATCHES = 4
 
@@ -424,6 +425,7 @@ def test_an_expanded_buffer_that_is_replaced_by_other_numbers_is_what_micro_batc
     assert torch.equal(training.model.get_buffer("book"), 2 * torch.arange(6.0).view(3, 2))
 
 
+BEGINS_AT = "unicron: run.steps() begins again with step {}, as the script says by run.begin_at().\n"
 ASKS_NOTHING = "unicron: run.steps() begins again with step 0: the script has not asked run.restore() for a snapshot.\n"
 
 
@@ -435,6 +437,9 @@ ASKS_NOTHING = "unicron: run.steps() begins again with step 0: the script has no
         ("1", lambda training: training.run.restore(), ""),  # which says what it has found
         ("1", lambda training: training.run.load_state_dict(Training().run.state_dict() | {"steps": 2}), ""),
         ("1", lambda training: training.load_own_checkpoint(), ""),
+        ("0", lambda training: training.run.begin_at(2), ""),
+        ("1", lambda training: training.run.begin_at(0), BEGINS_AT.format(0)),
+        ("1", lambda training: training.run.begin_at(2), BEGINS_AT.format(2)),
     ],
 )
 def test_a_restart_that_begins_again_with_step_0_says_so(
@@ -450,6 +455,66 @@ def test_a_restart_that_begins_again_with_step_0_says_so(
     training.train(3)
     training.train(4)
     assert capfd.readouterr().err == said
+
+
+def test_steps_begin_where_the_script_says_that_its_checkpoint_is() -> None:
+    training = Training()
+    training.load_own_checkpoint()
+    training.run.begin_at(3)
+    assert training.run.step == 3
+    assert [step for step, _ in zip(range(3, 9), training.train(5), strict=False)] == [3, 4]
+    assert training.run.step == 5
+    with pytest.raises(WrongUseError, match="has to stand before it"):
+        training.run.begin_at(5)
+
+
+def test_a_checkpoint_of_the_last_step_leaves_nothing_to_do() -> None:
+    training = Training()
+    training.run.begin_at(5)
+    assert training.train(5) == []
+    assert len(training.train(6)) == 1
+
+
+@pytest.mark.parametrize(("step", "kind"), [(-1, ValueError), (2.5, TypeError), (None, TypeError)])
+def test_a_step_that_is_none_is_refused(step: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="step must be"):
+        Training().run.begin_at(step)
+
+
+def _saved(folder: Path, total: int) -> Training:
+    training = Training()
+    training.train(total)
+    training.run.save(folder, total)
+    training.run.wait_saved()
+    return training
+
+
+@pytest.mark.parametrize(("begun", "restored"), [(2, 4), (4, 4), (6, 6)])
+def test_of_a_checkpoint_of_its_own_and_a_state_that_is_kept_the_newer_one_counts(
+    begun: int, restored: int, tmp_path: Path
+) -> None:
+    saved = _saved(tmp_path, 4)
+    training = Training()
+    training.load_own_checkpoint()
+    own = [each.clone() for each in training.model.parameters()]
+    training.run.begin_at(begun)
+    assert training.run.restore(tmp_path) == training.run.step == restored
+    expected = own if restored > 4 else [*saved.model.parameters()]
+    assert all(map(torch.equal, training.model.parameters(), expected))
+    assert len(training.train(8)) == 8 - restored
+
+
+@pytest.mark.parametrize("step", [0, 3, 5])
+def test_a_step_that_is_not_that_of_the_state_taken_over_is_refused(step: int, tmp_path: Path) -> None:
+    _saved(tmp_path, 4)
+    training = Training()
+    training.run.restore(tmp_path)
+    with pytest.raises(
+        WrongUseError, match=r"has taken over the one of step 4 before: load it and call begin_at\(\) first"
+    ):
+        training.run.begin_at(step)
+    training.run.begin_at(4)
+    assert len(training.train(5)) == 1
 
 
 @pytest.mark.parametrize("reproducible", [False, True])

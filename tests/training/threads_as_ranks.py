@@ -405,6 +405,7 @@ class Job:
         is_outrun: bool = False,
         is_torn: bool = False,
         is_slow_to_hear: bool = False,
+        begins_at: int = 0,
     ) -> None:
         """``steps_behind``: how many steps the others make while a newcomer takes over the state that it has copied.
 
@@ -412,8 +413,9 @@ class Job:
         of ``run.steps()``, if there are several. ``reports``: how many reductions follow each step and each call.
         ``is_shaky``: connections break though nobody is lost. ``is_outrun``: whenever a newcomer begins to copy the
         state of somebody, that one is in the next call already. ``is_torn``: what is copied is changed meanwhile.
-        ``is_slow_to_hear``: some ranks hear too late that others have joined. With an odd ``seed`` the model does not
-        use its parameters in its own order; half of the seeds have reproducible sums.
+        ``begins_at``: the step of the state that each script has loaded. ``is_slow_to_hear``: some ranks hear too late
+        that others have joined. With an odd ``seed`` the model does not use its parameters in its own order; half of
+        the seeds have reproducible sums.
         """
         self.dice = random.Random(seed)
         self.steps_behind, self.is_shaky, self.is_outrun, self.is_torn = steps_behind, is_shaky, is_outrun, is_torn
@@ -422,7 +424,9 @@ class Job:
         self.totals, self.reports = tuple(totals) or (steps,), reports
         self.is_other_order, self.is_reproducible, self.is_weighted = seed % 2 == 1, seed % 4 > 1, seed % 8 > 3
         self.counts: Counts = micro_batches if callable(micro_batches) else lambda _: micro_batches
-        self.plain = Plain(self.totals, self.counts, self.changes)
+        self.begins_at = begins_at
+        self.begin_of: Callable[[Rank], int] = lambda _: begins_at
+        self.plain = Plain(self.totals, self.counts, self.changes, begins_at)
         self.steps, self.micro_batches = steps, micro_batches
         self.reported: dict[Any, dict[str, tuple[float, bool]]] = {}  # by rank
         self.newcomers = newcomers
@@ -697,9 +701,9 @@ class Buffered(nn.Module):
     book: Tensor
     count: Tensor
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts, first: int) -> None:
         super().__init__()
-        self.counts = counts
+        self.counts, self.first = counts, first
         self.norm = Moves(1, dtype=torch.float64)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
         self.register_buffer("book", torch.zeros(3), persistent=False)
@@ -714,24 +718,24 @@ class Buffered(nn.Module):
     def check(self, steps: int) -> None:
         """Raises AssertionError if they are not what they must be after ``steps`` steps."""
         count = 0
-        for step in range(steps):
+        for step in range(self.first, steps):
             count = 3 * count + step
-        counts = [*map(self.counts, range(steps))]
+        counts = [*map(self.counts, range(self.first, steps))]
         moved = sum(4.0 * (each - 1) for each in counts)  # each by the mean of what its micro-batches make
         found = [self.norm.running_mean, self.norm.num_batches_tracked, self.count, self.book]
-        expected = [[moved], sum(counts), count, [1.0 * steps] * 3]
+        expected = [[moved], sum(counts), count, [1.0 * len(counts)] * 3]
         assert [each.tolist() for each in found if each is not None] == expected, f"buffers after {steps} steps"
 
 
 class Model(nn.Module):
     """Two parameters whose gradients are the data; ``is_other_order``: the second one is used first."""
 
-    def __init__(self, counts: Counts, *, is_other_order: bool = False) -> None:
+    def __init__(self, counts: Counts, first: int = 0, *, is_other_order: bool = False) -> None:
         super().__init__()
         self.is_other_order = is_other_order
         self.first = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
         self.second = nn.Parameter(torch.zeros(FEATURES, dtype=torch.float64))
-        self.buffered = Buffered(counts).requires_grad_(False)
+        self.buffered = Buffered(counts, first).requires_grad_(False)
 
     def loss(self, step: int, index: int) -> Tensor:
         """Of one micro-batch."""
@@ -787,11 +791,13 @@ def after_call(optimizer: torch.optim.Optimizer) -> None:
 class Plain:
     """What plain torch makes of the same steps in one process: all gradients, and the parameters in the end."""
 
-    def __init__(self, totals: Sequence[int], counts: Counts, changes: Changes) -> None:
+    def __init__(self, totals: Sequence[int], counts: Counts, changes: Changes, first: int = 0) -> None:
         model = Model(counts)
         optimizer = optimizer_of(model)
         self.gradients: list[list[list[float] | None]] = []
         self.begun: list[tuple[int, list[list[float]], dict[str, Any], list[str]]] = []  # what each step begins with
+        self.gradients += [[]] * first
+        self.begun += [(0, [], {}, [])] * first
         trail = Trail()
         for total in totals:
             for step in range(len(self.gradients), total):
@@ -866,7 +872,7 @@ def _report(rank: Rank, run: Run, key: Any) -> None:
 
 def _train(rank: Rank) -> None:
     job = rank.job
-    model = Model(job.counts, is_other_order=job.is_other_order)
+    model = Model(job.counts, job.begins_at, is_other_order=job.is_other_order)
     optimizer = optimizer_of(model)
     trail = Trail()
     run = rank.run = Run(
@@ -877,6 +883,8 @@ def _train(rank: Rank) -> None:
         join_patience_s=0.3,
         reproducible=job.is_reproducible,
     )
+    if job.begins_at:
+        run.begin_at(job.begin_of(rank))
     for total in job.totals:
         for step in run.steps(total, job.counts if callable(job.micro_batches) else job.micro_batches):
             time.sleep(STEP_S if job.is_outrun else 0.0)

@@ -229,9 +229,9 @@ class Engine:
         return isinstance(self._driver.replica.record, Finished) and self.state >= total
 
     @property
-    def begins(self) -> bool:
-        """Whether no step has been made, nor was this rank given the state of others."""
-        return self.state == 0 and not self._arrival.was_newcomer
+    def was_newcomer(self) -> bool:
+        """Whether this rank was given the state of others."""
+        return self._arrival.was_newcomer
 
     @property
     def steps_made(self) -> int:
@@ -292,11 +292,7 @@ class Engine:
         if not self._counts.are_by_step or step >= self.until or step == self._counted:
             return
         number = self._counts.of(step)
-        if self._mates is not None:
-            for seat, other in enumerate(map(int, self._mates.share(str(number)))):
-                if other != number:
-                    of = f"seat {seat} of this replica has {other} micro-batches, and seat {self._mates.seat} {number}"
-                    raise MismatchError(f"in step {step} {of}")
+        self._check_in_replica(number, lambda each: f"has {each} micro-batches in step {step}")
         self._counted = step
         gradients, _ = self._parts()
         assert self._buffers is not None
@@ -304,6 +300,15 @@ class Engine:
             gradients.take_count(number)
             self._buffers.take_count(number)
             self._driver.begin(number)
+
+    def _check_in_replica(self, number: int, words: Callable[[int], str]) -> None:
+        """Raises MismatchError if another process of this replica has not the same, of which one speaks for all."""
+        if self._mates is None:
+            return
+        for seat, other in enumerate(map(int, self._mates.share(str(number)))):
+            if other != number:
+                own = f"seat {self._mates.seat} {words(number)}"
+                raise MismatchError(f"seat {seat} of this replica {words(other)}, and {own}")
 
     def _compare_counts(self) -> None:
         """Raises MismatchError if other ranks have another number of micro-batches in this step."""
@@ -716,6 +721,8 @@ class Engine:
         """What this rank says, and what it says of its state and its means, of which the protocol knows nothing."""
         if said.state is None and said.start is None:
             return said
+        if said.start is not None:
+            self._check_in_replica(said.start, lambda each: f"begins with step {each}")
         self._count_micro_batches()
         said = replace(said, micro_batches=self._driver.replica.micro_batches)
         if said.state is None:

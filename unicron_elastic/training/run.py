@@ -187,8 +187,8 @@ class Run:
         if engine.has_made(total) or not engine.join(total, counts):
             return
         self._is_in_steps = True
-        if engine.begins and engine.rank == 0:
-            self._snapshots.begin()
+        if not engine.was_newcomer and engine.rank == 0:
+            self._snapshots.begin(engine.state)
         while engine.state < total:
             step = Step(engine)
             self._requests.begin_step()
@@ -207,11 +207,39 @@ class Run:
 
     # -- state that outlives this process -----------------------------------------------------------------------------
 
+    def begin_at(self, step: int) -> None:
+        """Says that the script has loaded a state with ``step`` optimizer steps behind it: ``steps()`` begins there.
+
+        For checkpoints that are not of ``save``. All ranks call it before the first ``steps()``, with the same number,
+        whenever the script begins; a replacement of a lost rank gets the others' state and step all the same.
+        ``restore`` stands behind it, and takes over nothing that is older.
+
+        Raises TypeError and ValueError for what is no whole number, or is below 0, and RuntimeError behind the first
+        ``steps()``, and behind a ``restore`` that has taken over the state of another step. ``steps()`` raises
+        RuntimeError if ranks begin with different steps.
+        """
+        step = whole_number("step", step)
+        if step < 0:
+            raise ValueError(f"step must be 0 or more, got {step}")
+        if self._engine.is_member:
+            raise WrongUseError(
+                "run.begin_at(step) says with which step run.steps() begins, and has to stand before it"
+            )
+        if (restored := self._snapshots.restored) not in (None, step):
+            raise WrongUseError(
+                f"run.begin_at({step}) says that the script has loaded a state of its own, and run.restore() has taken "
+                f"over the one of step {restored} before: load it and call begin_at() first, as restore() takes over "
+                "nothing that is older"
+            )
+        self._snapshots.begin_at(step)
+        self._engine.state = step
+
     def restore(self, folder: str | os.PathLike[str] | None = None) -> int:
         """Takes over the newest state that all ranks have; returns how many steps it has behind it, 0 if there is none.
 
-        It comes from this host's memory, from a neighbouring node's, or from ``folder``, where ``save`` put it. All
-        ranks call it, after ``init_process_group`` if there is one; a replacement in ``steps()`` gets 0, and its state
+        Behind ``begin_at(step)`` it takes over nothing older, and returns ``step`` if it takes over nothing. The state
+        comes from this host's memory, from a neighbouring node's, or from ``folder``, where ``save`` put it. All ranks
+        call it, after ``init_process_group`` if there is one; a replacement in ``steps()`` gets 0, and its state
         from the others. Raises ValueError if something else is registered here than the state has, and what
         ``load_state_dict`` raises for a state that does not fit.
         """

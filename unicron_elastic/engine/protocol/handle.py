@@ -174,6 +174,7 @@ def _ask(replica: Replica, arriving: Arriving, *, is_again: bool = False) -> Ans
 def _hear_answer(replica: Replica, record: Arriving, event: Answered) -> Answer:
     if event.is_member:
         return _meet(replica, InMeeting(Spot.FIRST, Talk.ALL, has_state=False))
+    replica = replica._replace(step=0)  # with what it would begin it was not there
     if event.where is not None and event.where[0] != replica.until:
         return _look_elsewhere(replica, record, *event.where)
     if not event.has_source or record.copies >= COPIES_MAX:

@@ -41,10 +41,13 @@ def that_count(said: Sequence[Collection[Key]], borrowed: Sequence[Collection[Ke
     return own if is_enough or is_first else said
 
 
-def why_back(said: Sequence[Collection[Key]], chosen: Key | None) -> str:
-    """One sentence if some ranks have a newer state than the one from which all go on; else empty."""
+def why_back(said: Sequence[Collection[Key]], chosen: Key | None, begun: int = 0) -> str:
+    """One sentence if some ranks have a newer state than the one from which all go on; else empty.
+
+    ``begun``: the step of what the script has loaded itself, from which all go on if none is chosen.
+    """
     newest = max((max(keys)[0] for keys in said if keys), default=None)
-    step = 0 if chosen is None else chosen[0]
+    step = begun if chosen is None else chosen[0]
     if newest is None or newest <= step:
         return ""
     behind = [str(rank) for rank, keys in enumerate(said) if not any(key[0] == newest for key in keys)]
@@ -65,24 +68,26 @@ def why_behind(
     *,
     is_restart: bool,
     unfit: Sequence[tuple[int, int]] = (),
+    begun: int = 0,
 ) -> str:
     """One sentence if the job had come further than any state that is left of it; else empty.
 
     ``unfit``: the step and the number of ranks of the newest snapshot of another number of ranks that each found.
+    ``begun``: the step of what the script has loaded itself; no older one is in what is ``said``.
     """
-    newest = max((max(keys)[0] for keys in said if keys), default=0 if chosen is None else chosen[0])
+    newest = max((max(keys)[0] for keys in said if keys), default=begun if chosen is None else chosen[0])
     step, ranks = max(unfit, default=(0, 0))
     if step > newest:
         of = f"{ranks} ranks, each with a state of its own, and not of {len(said)}"
         why = f"the snapshots of step {step} are of {of}"
     elif max(reached, default=0) > newest:
         why = f"the job had come to step {max(reached)}, of which no snapshot was made"
-    elif is_restart and chosen is None and newest == 0:
-        why = "no state of the job was kept"
+    elif is_restart and chosen is None and newest == begun:
+        why = f"no {'newer ' if begun else ''}state of the job was kept"
     else:
         return ""
-    begins = chosen is None and newest == 0
-    return f"All ranks begin at step 0: {why}." if begins else f"{why[0].upper()}{why[1:]}."
+    begins = chosen is None and newest == begun
+    return f"All ranks begin at step {begun}: {why}." if begins else f"{why[0].upper()}{why[1:]}."
 
 
 def newest_unfit(found: Iterable[Found], world_size: int) -> tuple[int, int]:

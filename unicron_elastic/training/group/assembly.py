@@ -177,7 +177,11 @@ class Assembly:
             ours, theirs = said.asks, each.asks or each.report
             if ours is not None and theirs is not None and ours.key == theirs.key and ours.kind != theirs.kind:
                 raise MismatchError(f"rank {rank} asks for {theirs.label}, and this rank for {ours.label}")
-            if each.start is not None is not said.start and each.until != said.until:
+            if None in (each.start, said.start):
+                continue
+            if each.start != said.start:
+                raise MismatchError(f"rank {rank} begins with step {each.start}, and this rank with step {said.start}")
+            if each.until != said.until:
                 raise MismatchError(f"rank {rank} trains until step {each.until}, and this rank until {said.until}")
 
     def exchange(self, text: str) -> list[str] | ReplicaEvent:

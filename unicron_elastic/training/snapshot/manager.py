@@ -109,6 +109,8 @@ class SnapshotManager:
         self.lineage = _first_lineage(generation)
         self._is_restart = generation["TORCHELASTIC_RESTART_COUNT"] not in ("", "0")
         self._has_asked = False  # whether there is a state to go on from
+        self._begun_at: int | None = None  # the number of a state that the script has loaded itself
+        self.restored: int | None = None  # the number of the one that was taken over, if it had any steps behind it
 
     @property
     def storage(self) -> Storage:
@@ -234,9 +236,11 @@ class SnapshotManager:
     # -- back ---------------------------------------------------------------------------------------------------------
 
     def restore(self, folder: str | os.PathLike[str] | None) -> int:
-        """Takes over the newest state that all ranks have; returns its step, 0 if there is none.
+        """Takes over the newest state that all ranks have; returns its step.
 
-        All ranks must call it. Raises what torch raises if one does not come, and ValueError if the state is another's.
+        If there is none, that is 0, or the step with which the script has said that it begins, as none that is older is
+        taken then. All ranks must call it. Raises what torch raises if one does not come, and ValueError if the state
+        is another's.
         """
         self._has_asked = True
         self.wait()
@@ -247,11 +251,13 @@ class SnapshotManager:
             return 0
         rank, world_size = own_rank()
         gather = gathering()
+        least = self._begun_at or 0
         sources: dict[Key, Any] = {
             (key[0], 1, key[1]): each for key, each in best_for(offers.found, rank, world_size).items()
         }
         if folder is not None:
             sources |= {(step, 0, 0): each for step, each in self.storage.find(folder, rank, world_size).items()}
+        sources = {key: each for key, each in sources.items() if key[0] >= least}
         first_said: Sequence[Collection[Key]] | None = None
         refused: list[tuple[int, list[str]]] = []  # of which step, and why, by rank; empty where it is right
         lacks: list[str] = []
@@ -291,13 +297,14 @@ class SnapshotManager:
         self._note_replication(taken, gather, rank)
         self.lineage = said[0]["token"]
         reached, is_restart = [each["reached"] for each in said], any(each["again"] for each in said)
-        step = self.began_with = chosen[0] if chosen is not None else 0
+        step = self.began_with = chosen[0] if chosen is not None else least
+        self.restored = None if chosen is None else step or None
         self._writer.adopt(offers.own, step)
         offers.close_others()
         if rank == 0:
-            notes = [*_refusals(refused), *lacks, why_back(first_said, chosen)]
+            notes = [*_refusals(refused), *lacks, why_back(first_said, chosen, least)]
             unfit = [(step, ranks) for step, ranks in (each["unfit"] for each in said)]
-            behind = why_behind(first_said, chosen, reached, is_restart=is_restart, unfit=unfit)
+            behind = why_behind(first_said, chosen, reached, is_restart=is_restart, unfit=unfit, begun=least)
             answers = answers if chosen is not None else []
             self._tell(step, chosen, notes, answers, behind, took_s=time.monotonic() - began)
         return step
@@ -315,14 +322,25 @@ class SnapshotManager:
             self.replication.begin_steps()
         self.has_own_parts = False
 
-    def begin(self) -> None:
-        """``steps()`` begins with step 0: says so after a restart if the script has asked for no state of before.
+    def begin_at(self, step: int) -> None:
+        """Takes it that the script has loaded a state of its own, with so many steps behind it."""
+        self._begun_at = self.began_with = step
 
-        It may have loaded one of its own, as where an optimizer has made steps: then nothing is said.
+    def begin(self, step: int) -> None:
+        """``steps()`` begins with this step: says so after a restart if the script has asked for no state of before.
+
+        It may have loaded one of its own, as where an optimizer has made steps: then nothing is said, unless it has
+        said so itself.
         """
-        if self._is_restart and not self._has_asked and not any(each.state for each in self._optimizers):
-            why = "the script has not asked run.restore() for a snapshot"
-            self._tell_all(Restored(step=0, sentence=f"run.steps() begins again with step 0: {why}."))
+        if step != (self._begun_at or 0):
+            return
+        if self._is_restart and not self._has_asked:
+            begins = f"run.steps() begins again with step {step}"
+            if self._begun_at is not None:
+                self._tell_all(Restored(step=step, sentence=f"{begins}, as the script says by run.begin_at()."))
+            elif not any(each.state for each in self._optimizers):
+                why = "the script has not asked run.restore() for a snapshot"
+                self._tell_all(Restored(step=step, sentence=f"{begins}: {why}."))
         self._has_asked = True  # it is told once
 
     def _ask(self) -> Offers:
