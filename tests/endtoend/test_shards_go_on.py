@@ -93,6 +93,37 @@ def test_of_three_replicas(launcher: Any, undisturbed: Any, strikes: tuple[str, 
     _check(folder, undisturbed, 6)
 
 
+FLIPPED = """
+import os, torch, unicron_elastic
+from pathlib import Path
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+torch.set_num_threads(1)
+flipped = Path(os.environ["PROBE"], "flipped")
+mesh = unicron_elastic.replica_mesh(shard=2)
+torch.manual_seed(0)
+model = fully_shard(nn.Linear(4, 4), mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = unicron_elastic.Run(model=model, optimizer=optimizer, compare_every=1)
+for step in run.steps(6, 3):
+    for index in step:
+        step.backward(model(torch.full((4,), 1.0 + index + step.number)).square().mean())
+    optimizer.step()
+    if step.number == 2 and os.environ["RANK"] == "3" and not flipped.exists():
+        flipped.touch()
+        next(model.parameters()).to_local().data[0] += 1
+"""
+
+
+@pytest.mark.slow
+def test_a_replica_with_a_wrong_number_is_found_and_replaced(launcher: Any) -> None:
+    script = launcher.script("train.py", FLIPPED)
+    run = launcher.start("--standalone", "--nproc-per-node=6", "--max-restarts=2", script, fast=False)
+    assert run.wait(END_S) == 0, run.err
+    assert "after 3 steps replica 1 differs from the others in model.weight of place 1" in run.err
+    assert "4 ranks go on from the failed step." in run.err
+
+
 def test_of_two_dimensions(launcher: Any) -> None:
     alone = launcher.folder / "alone"
     alone.mkdir()

@@ -14,7 +14,7 @@ from torch import nn
 from unicron_elastic.training import replicas as replicas_module
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.step.buffers import Buffers
-from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told, differ, judge, written
+from unicron_elastic.training.step.comparison import MODEL, ComparisonVerdict, Told, differ, in_place, judge, written
 
 digests = st.integers(0, 2**64 - 1)
 
@@ -103,6 +103,51 @@ def test_an_optimizer_of_which_each_rank_has_a_part_is_not_compared() -> None:
     assert (verdict.wrong, verdict.left_out) == (set(), {"b", "c", "d"})
     assert judge([tells(model_a=1, b=1), tells(model_a=2, c=1), tells(model_a=1, d=1)], 1).wrong == {1}
     assert judge([tells(model_a=1), tells(model_a=1), tells(model_b=1)], 1).wrong == {2}
+
+
+def test_a_replica_of_several_processes_tells_what_each_has_by_its_place() -> None:
+    right, wrong = tells(a=1, b=2), tells(a=1, b=3)
+    assert judge([Told.of_places([right, wrong]), Told.of_places([right, wrong])], 1).wrong == set()
+    verdict = judge(
+        [Told.of_places([right, right]), Told.of_places([right, right]), Told.of_places([right, wrong])], 7, "replica"
+    )
+    assert verdict.wrong == {2}
+    assert verdict.sentence == "after 7 steps replica 2 differs from the others in b of place 1"
+    copied = Told.of_places([right, tells(a=1, b=3, is_copy=True)])
+    assert judge([copied, Told.of_places([right, right])], 7, "replica").wrong == {0}
+
+
+def test_what_is_left_out_is_so_in_the_place_that_has_it() -> None:
+    own, other = tells(caches=("c",), own=("c",), a=1, c=2), tells(caches=("c",), own=("c",), a=1, c=1)
+    verdict = judge([Told.of_places([own, own]), Told.of_places([own, other])], 1, "replica")
+    assert [in_place(verdict.left_out, place) for place in (0, 1)] == [frozenset(), {"c"}]
+    assert verdict.sentence == "replicas differ in c of place 1, a cache as it seems, which is not compared any more"
+
+
+def test_all_places_of_a_replica_have_one_digest_and_none_that_is_computed_later() -> None:
+    (_, _, one), (model, _, other) = replica(), replica()
+    places: list[str] = []
+
+    def share(own: str) -> list[str]:
+        places[1:] = [own]
+        return places
+
+    found = []
+    for step in range(2):
+        one.begin(step, is_last=False)
+        places[:] = [str(one._own_digest())]
+        other.begin(step, is_last=False)
+        other.share_digest(share)
+        found.append(other.digest())
+        with torch.no_grad():
+            next(model.parameters())[0] += 1
+        assert other.digest() == found[-1]
+    assert found[0] != found[1]
+    other.end(is_compared=True)
+    other.begin(7, is_last=False)
+    other.share_digest(share)
+    other.meet()  # whose newcomers are compared in the next step
+    assert other.digest() is None
 
 
 def test_a_copy_has_no_voice() -> None:
@@ -296,7 +341,9 @@ def test_a_comparison_that_fails_is_said_once_and_ends_nobody(
         failed = digest(other)
         assert failed not in (None, right)  # so that all ranks hear of it
         verdict = judge([one.told(), other.told(), one.told()], 0)
-        assert digest(other, 10) is None
+        assert digest(other, 10) not in (None, right)  # until they have heard
+        other.accept(verdict, is_silent=True)
+        assert digest(other, 20) is None
     assert capsys.readouterr().err.count("cannot compare") == 1
     assert not verdict.wrong
     assert verdict.is_last

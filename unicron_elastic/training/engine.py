@@ -92,7 +92,14 @@ from unicron_elastic.training.shard.tensor_ranks import check_alike
 from unicron_elastic.training.shard.unison import Unison
 from unicron_elastic.training.snapshot.gate import StateGate
 from unicron_elastic.training.step.buffers import Buffers, device_of, named_buffers
-from unicron_elastic.training.step.comparison import OddReplicaError, ReplicasDifferError, Told, judge, written
+from unicron_elastic.training.step.comparison import (
+    OddReplicaError,
+    ReplicasDifferError,
+    Told,
+    in_place,
+    judge,
+    written,
+)
 from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.guard import Guard
 from unicron_elastic.training.step.module_values import ModuleValues
@@ -280,6 +287,8 @@ class Engine:
         self.guard.look(self._trainable.parameters)
         self._randomness.keep()
         command = self._driver.post(StepBegun())
+        if self._mates is not None and self.world_size > self._seats:
+            self._replicas.share_digest(self._mates.share)
         self._inner_changes.begin()  # in a newcomer that may have brought the others' state once more
         return self._indices(command) or []
 
@@ -388,7 +397,7 @@ class Engine:
             self._trainable.take_order(order)
         if self._buffers is not None:
             self._buffers.settle(made)
-        self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size > 1)
+        self._replicas.end(is_compared=gradients.digests()[0] >= self.world_size // self._seats > 1)
         self._values.end_step()
         if why := self._inner_changes.end():
             self._tell_people(why)
@@ -749,20 +758,32 @@ class Engine:
 
     def _digest(self) -> list[float]:
         """That of the state, for the notes."""
-        return written(None if self.world_size == 1 else self._replicas.digest())
+        return written(None if self.world_size == self._seats else self._replicas.digest())
 
-    def _find_who_differs(self) -> ReplicaEvent:
+    def _told_by_all(self) -> list[str] | Result:
+        """What each replica tells of its state; or how the exchange ended, which the first process of it knows."""
+        _, assembly = self._parts()
+        if self._mates is None:
+            return assembly.exchange(self._replicas.told().to_json())
+        own = self._replicas.told_of_all(self._mates.share).to_json()
+        heard = assembly.exchange(own) if self._mates.is_lead else None
+        texts: list[str] = json.loads(self._mates.share(json.dumps(heard if isinstance(heard, list) else []))[0])
+        return texts or heard
+
+    def _find_who_differs(self) -> Result:
         """Compare all states; those go on who are most, without what the others have computed.
 
         Raises ReplicasDifferError in those, and where nobody knows who is right.
         """
         _, assembly = self._parts()
-        told = assembly.exchange(self._replicas.told().to_json())
-        if isinstance(told, ReplicaEvent):
+        mates, who = self._mates, "rank" if self._mates is None else "replica"
+        told = self._told_by_all()
+        if not isinstance(told, list):
             return told
-        verdict = judge([Told.parse(each) for each in told], self.state)
+        verdict = judge([Told.parse(each) for each in told], self.state, who)
         if not verdict.wrong:
-            self._replicas.accept(verdict, is_silent=assembly.rank > 0)
+            left_out = verdict.left_out if mates is None else in_place(verdict.left_out, mates.seat)
+            self._replicas.accept(replace(verdict, left_out=left_out), is_silent=self.rank > 0)
             return Judged(WhoIsWrong.NOBODY)
         if assembly.rank in verdict.wrong:
             self._gate.on_expire()  # nobody is to have its state
@@ -771,7 +792,7 @@ class Engine:
                     f"{verdict.sentence}, which the script has changed in a step before this process came, and nobody "
                     "can send; by `if step.number >= ...` who comes later changes it, too. The others train on without"
                 )
-            is_odd = 2 * len(verdict.wrong) < self.world_size
+            is_odd = 2 * len(verdict.wrong) < self.world_size // self._seats
             kind = OddReplicaError if is_odd else ReplicasDifferError
             raise kind(f"{verdict.sentence}: this process must not train on")
         why = ReplicasDifferError(f"{verdict.sentence}, and nobody has taken its place")

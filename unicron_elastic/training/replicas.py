@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from unicron_elastic.base.text import one_line
-from unicron_elastic.compat.tensors import is_plain
+from unicron_elastic.compat.tensors import is_plain, local_of
 from unicron_elastic.engine.transport.of_script import is_of_script
 from unicron_elastic.state.digest import digest_of, digests
 from unicron_elastic.state.exact import tensors_of
@@ -54,6 +54,7 @@ class Replicas:
         self._is_copy = False
         self._left_out: set[str] = set()
         self._digest: int | None = None
+        self._is_fixed = False  # that there is no other digest in this step
         self._read: dict[str, tuple[str, int]] | None = None  # of what each step reads once
         self._first_code: dict[str, str] = {}  # when the script began
         self._told: Told | None = None
@@ -68,6 +69,7 @@ class Replicas:
         """Step ``step`` begins, maybe the last of its call of ``steps()``; until its optimizer step the state stays."""
         self._step, self._is_last = step, is_last
         self._digest = self._read = self._told = None
+        self._is_fixed = False
 
     def meet(self) -> None:
         """Newcomers have joined."""
@@ -93,10 +95,23 @@ class Replicas:
 
     def digest(self) -> int | None:
         """That of the state, in 64 bits, computed once a step; None if it is not to be compared in this one."""
-        if self._digest is None and self._is_due():
-            tensors = self.told().tensors
-            self._digest = _combined(tensors) if self.every else secrets.randbits(64)  # unlike others: they are to hear
+        if self._digest is None and not self._is_fixed and self._is_due():
+            self._digest = self._own_digest()
         return self._digest
+
+    def share_digest(self, share: Callable[[str], list[str]]) -> None:
+        """Have the digest of a replica of several processes, which tell each other what they ``share`` at this place.
+
+        It has no other in this step: within a reduction one may fail, and would not be waited for.
+        """
+        self._is_fixed = True
+        if self._is_due():
+            by_place = enumerate(map(int, share(str(self._own_digest()))))
+            self._digest = sum(each * _factor("place", str(place)) for place, each in by_place) % 2**64
+
+    def _own_digest(self) -> int:
+        told = self.told()
+        return _combined(told.tensors) if self._none_told is None else secrets.randbits(64)  # others are to hear of it
 
     def _is_due(self) -> bool:
         """Return whether states are compared in this step; short calls of ``steps()`` do not make that frequent."""
@@ -124,8 +139,14 @@ class Replicas:
         assert self._told is not None
         return self._told
 
+    def told_of_all(self, share: Callable[[str], list[str]]) -> Told:
+        """What a replica of several processes tells, which tell each other what they ``share``."""
+        return Told.of_places([Told.parse(each) for each in share(self.told().to_json())])
+
     def _safely(self, read: Callable[[], T]) -> T | None:
         """Return what it reads; None if that fails, which is said once, and ranks are compared no more."""
+        if self._none_told is not None:
+            return None
         try:
             return read()
         except Exception as error:
@@ -165,7 +186,7 @@ class Replicas:
 
     def _digests(self, others: Mapping[str, Callable[[], Any]]) -> dict[str, tuple[str, int]]:
         """Return those of all tensors, of what changes them, and of ``others``."""
-        named = dict(self._tensors())
+        named = {name: local_of(tensor) for name, tensor in self._tensors()}
         named = {name: each for name, each in named.items() if _is_compared(each) and name not in self._left_out}
         found = zip(named.items(), digests(list(named.values())), strict=True)
         tensors = {name: (_what(tensor), digest) for (name, tensor), digest in found}
@@ -181,7 +202,6 @@ class Replicas:
         why = f"cannot compare: {type(error).__name__}: {one_line(str(error))}"
         if self.every:
             sys.stderr.write(f"unicron: this rank {why}. The training goes on, and ranks are not compared any more.\n")
-        self.every = 0
         none = frozenset[str]()
         self._none_told = Told(tensors={}, caches=none, own=none, kind=why, is_copy=self._is_copy)
 

@@ -111,7 +111,7 @@ class Run:
             timeout_s=seconds("timeout_s", timeout_s),
             join_patience_s=seconds("join_patience_s", join_patience_s),
             on_regroup=function("on_regroup", on_regroup or None),
-            replicas=Replicas(model, self._registered.objects, 0 if mates else compare_every),
+            replicas=Replicas(model, self._registered.objects, compare_every),
             mates=mates,
         )
         self._snapshot_every = whole_number("snapshot_every", snapshot_every or 0)

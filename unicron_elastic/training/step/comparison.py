@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MODEL = "model."  # with which the names of the model's own tensors begin
@@ -65,6 +65,17 @@ class Told:
         return json.dumps({"tensors": self.tensors, **of, "kind": self.kind, "is_copy": self.is_copy})
 
     @classmethod
+    def of_places(cls, told: Sequence[Told]) -> Told:
+        """Return what a replica tells, of which each process ``told`` its part, by its place."""
+        tensors = {name + _of(place): each for place, one in enumerate(told) for name, each in one.tensors.items()}
+        of = {
+            names: frozenset(name + _of(place) for place, one in enumerate(told) for name in getattr(one, names))
+            for names in _NAMES
+        }
+        kind = "; ".join(dict.fromkeys(each.kind for each in told))
+        return cls(tensors=tensors, **of, kind=kind, is_copy=any(each.is_copy for each in told))
+
+    @classmethod
     def parse(cls, text: str) -> Told:
         """Undoes ``to_json``."""
         told = json.loads(text)
@@ -88,29 +99,41 @@ class ComparisonVerdict:
     is_unsent: bool = False
 
 
-def judge(told: Sequence[Told], steps: int) -> ComparisonVerdict:
+def _of(place: int) -> str:
+    return f" of place {place}"
+
+
+def in_place(names: Iterable[str], place: int) -> frozenset[str]:
+    """Return those of ``names`` that are of this process of a replica, as it calls them itself."""
+    return frozenset(name.removesuffix(_of(place)) for name in names if name.endswith(_of(place)))
+
+
+def judge(told: Sequence[Told], steps: int, who: str = "rank") -> ComparisonVerdict:
     """Return who is wrong of those who ``told`` this of their states after ``steps`` optimizer steps, by rank.
 
-    Most are right, of those that have a state of their own: a copy is as wrong as what it was made of.
+    Most are right, of those that have a state of their own: a copy is as wrong as what it was made of. ``who`` is what
+    one of them is called.
     """
     made = "1 step" if steps == 1 else f"{steps} steps"
     left_out = _different_caches(told) | _shards(told) | _of_some(told)
     tables = [_without(each.tensors, left_out) for each in told]
     keys = [frozenset(table.items()) for table in tables]
     if len(set(keys)) == 1:
-        return ComparisonVerdict(left_out=left_out, sentence=_about_own(told, left_out))
+        return ComparisonVerdict(left_out=left_out, sentence=_about_own(told, left_out, who))
     voting = [key for key, each in zip(keys, told, strict=True) if not each.is_copy] or keys
     (most, count), *_ = Counter(voting).most_common(1)
     others = frozenset(rank for rank, key in enumerate(keys) if key != most)
     different = [n for n in {**tables[keys.index(most)], **tables[min(others)]} if _is_different(tables, n)]
     what, is_unsent = _listed(different), all(name in each.unsent for name in different for each in told)
     if len({each.kind for each in told}) > 1:
-        return ComparisonVerdict(sentence=f"after {made} {_ranks(others)} in {what}; {_kinds(told)}", is_last=True)
+        sentence = f"after {made} {_differing(others, who)} in {what}; {_kinds(told, who)}"
+        return ComparisonVerdict(sentence=sentence, is_last=True)
     if 2 * count > len(voting):
-        return ComparisonVerdict(wrong=others, sentence=f"after {made} {_ranks(others)} in {what}", is_unsent=is_unsent)
+        sentence = f"after {made} {_differing(others, who)} in {what}"
+        return ComparisonVerdict(wrong=others, sentence=sentence, is_unsent=is_unsent)
     return ComparisonVerdict(
         wrong=frozenset(range(len(keys))),
-        sentence=f"after {made} the ranks differ in {what}, and no majority says who is right",
+        sentence=f"after {made} the {who}s differ in {what}, and no majority says who is right",
     )
 
 
@@ -143,7 +166,7 @@ def _shards(told: Sequence[Told]) -> frozenset[str]:
     return frozenset(whole - common if whole not in parts else ())
 
 
-def _about_own(told: Sequence[Told], left_out: frozenset[str]) -> str:
+def _about_own(told: Sequence[Told], left_out: frozenset[str], who: str) -> str:
     """What is to be said of tensors of one shape and type with another content on each rank."""
     kinds = {name: {each.tensors.get(name, ("", 0))[0] for each in told} for name in sorted(left_out)}
     names = [name for name, each in kinds.items() if len(each) == 1]
@@ -151,7 +174,7 @@ def _about_own(told: Sequence[Told], left_out: frozenset[str]) -> str:
         return ""
     is_cache = all(any(name in each.caches for each in told) for name in names)
     what = "a cache as it seems, " if is_cache else ""
-    return f"ranks differ in {_listed(names)}, {what}which is not compared any more"
+    return f"{who}s differ in {_listed(names)}, {what}which is not compared any more"
 
 
 def _is_different(tables: Sequence[Mapping[str, tuple[str, int]]], name: str) -> bool:
@@ -163,15 +186,15 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] + (f" (and {more} more)" if more else "")
 
 
-def _ranks(ranks: frozenset[int]) -> str:
-    *first, last = map(str, sorted(ranks))
+def _differing(others: frozenset[int], who: str) -> str:
+    *first, last = map(str, sorted(others))
     return (
-        f"ranks {', '.join(first)} and {last} differ from the others"
+        f"{who}s {', '.join(first)} and {last} differ from the others"
         if first
-        else f"rank {last} differs from the others"
+        else f"{who} {last} differs from the others"
     )
 
 
-def _kinds(told: Sequence[Told]) -> str:
-    listed = "; ".join(f"rank {rank}: {each.kind}" for rank, each in enumerate(told))
-    return f"as the ranks do not compute alike ({listed}), that may be rounding, and they are not compared any more"
+def _kinds(told: Sequence[Told], who: str) -> str:
+    listed = "; ".join(f"{who} {number}: {each.kind}" for number, each in enumerate(told))
+    return f"as the {who}s do not compute alike ({listed}), that may be rounding, and they are not compared any more"
