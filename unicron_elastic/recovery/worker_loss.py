@@ -598,7 +598,8 @@ def _leave_out(
         commands.append(KillWorkers(local_ranks=hung, reason=f"{named(hung)} may not hear SIGTERM: SIGKILL at once."))
     if mates:
         of_mates = tuple(each.local_rank for each in mates)
-        commands.append(KillWorkers(local_ranks=of_mates, reason=who_ends_with(mates, taken)))
+        why = who_ends_with(mates, taken)
+        commands.append(KillWorkers(local_ranks=of_mates, reason="" if why in reason else why))  # once is enough
     if len(hung) + len(mates) < len(running):  # who raised still tears down, and prints its traceback
         commands.append(WakeAt(at=at + state.policy.teardown_timeout_s))
     return replace(state, replace_at=replace_at), [*commands, WakeAt(at=replace_at)]

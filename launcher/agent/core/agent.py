@@ -697,7 +697,8 @@ class Agent(TorchAgent):
         )
 
     def _end_workers(self, command: commands.StopWorkers | commands.KillWorkers) -> None:
-        if not (self._recalls.is_about_this_node(command.reason) or self._is_told(command.reason)):
+        is_known = self._recalls.is_about_this_node(command.reason) or self._is_told(command.reason)
+        if command.reason and not is_known:
             self._reporter.say(command.reason)
         if not isinstance(self._pcontext, WorkersContext):
             return
