@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,27 @@ from train_in_place_job import SCRIPT, incidents, trained
 pytestmark = pytest.mark.trains
 END_S = 60.0
 OPTIONS = ("--shard=2", "--micro-batches=8")
+OneReplica = Callable[..., dict[str, Any]]
 OF_TWO_DIMENSIONS = ("--shard=1", "--tensor=2", "--micro-batches=8")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one replica comes to by itself, under torchrun."""
-    return _alone(tmp_path_factory.mktemp("undisturbed"), OPTIONS)
+def one_replica(alone: Any, tmp_path_factory: pytest.TempPathFactory) -> OneReplica:
+    """What one replica of so many ranks comes to by itself."""
+
+    def train(options: tuple[str, ...], ranks: int = 2) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        launcher = os.path.join(sysconfig.get_path("scripts"), "unicron-run")
+        alone(folder, launcher, "--standalone", f"--nproc-per-node={ranks}", SCRIPT, *options)
+        return final(folder, 0)
+
+    return train
 
 
-def _alone(folder: Path, options: tuple[str, ...], ranks: int = 2) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", SCRIPT]
-    command += options
-    environ = {**os.environ, "PROBE": str(folder)}
-    subprocess.run(command, env=environ, cwd=folder, check=True, timeout=END_S, capture_output=True)
-    return final(folder, 0)
+@pytest.fixture(scope="module")
+def undisturbed(one_replica: OneReplica) -> dict[str, Any]:
+    """That of the most tests."""
+    return one_replica(OPTIONS)
 
 
 def _train(launcher: Any, ranks: int, *strikes: str, worlds: int = 1) -> Path:
@@ -124,20 +130,17 @@ def test_a_replica_with_a_wrong_number_is_found_and_replaced(launcher: Any) -> N
     assert "4 ranks go on from the failed step." in run.err
 
 
-def test_of_two_dimensions(launcher: Any) -> None:
-    alone = launcher.folder / "alone"
-    alone.mkdir()
+def test_of_two_dimensions(launcher: Any, one_replica: OneReplica) -> None:
     folder = trained(launcher, 4, "3:2:accumulate:kill", worlds=3, more=OF_TWO_DIMENSIONS, end_s=END_S)
-    _check(folder, _alone(alone, OF_TWO_DIMENSIONS), 4)
+    _check(folder, one_replica(OF_TWO_DIMENSIONS), 4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strike", ["5:2:accumulate:kill", "1:2:reduced:kill", "6:2:reduce:exit", "4:2:exchanged:kill"])
-def test_of_two_by_two(launcher: Any, strike: str) -> None:
-    alone, options = launcher.folder / "alone", ("--shard=2", "--tensor=2", "--micro-batches=8")
-    alone.mkdir()
+def test_of_two_by_two(launcher: Any, one_replica: OneReplica, strike: str) -> None:
+    options = ("--shard=2", "--tensor=2", "--micro-batches=8")
     folder = trained(launcher, 8, strike, worlds=3, more=options, end_s=2 * END_S)
-    _check(folder, _alone(alone, options, 4), 8)
+    _check(folder, one_replica(options, 4), 8)
 
 
 UNLIKE = """
