@@ -49,9 +49,12 @@ class ThreadMates:
 
     def mean(self, tensor: Tensor) -> Tensor:
         """As Mates.mean."""
-        told = self.share(json.dumps(tensor.double().tolist()))
-        total = torch.stack([torch.tensor(json.loads(each), dtype=torch.float64) for each in told]).sum(0)
-        return (total / self.seats).to(tensor.dtype)
+        return (self.sum(tensor.double()) / self.seats).to(tensor.dtype)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """As Mates.sum."""
+        told = self.share(json.dumps(tensor.tolist()))
+        return torch.stack([torch.tensor(json.loads(each), dtype=tensor.dtype) for each in told]).sum(0)
 
 
 class Replica:

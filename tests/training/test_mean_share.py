@@ -10,7 +10,8 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from unicron_elastic import Run
 from unicron_elastic.engine.protocol.agreement import reports_to_give
 from unicron_elastic.engine.protocol.said import MismatchError, Report, Said
-from unicron_elastic.training.group.mean_share import FEW, MESSAGE_BYTES, MeanShare, check_same
+from unicron_elastic.training.group.mean_share import FEW, MEAN, MESSAGE_BYTES, SUM, MeanShare, check_same
 
 CPU = torch.device("cpu")
 
@@ -32,23 +33,23 @@ INTEGERS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint
 COMPLEX = ("complex32", "complex64", "complex128")
 
 
-def _summed(shares: list[MeanShare]) -> Callable[[Tensor], None]:
-    """As all_reduce, of what one rank gives there: the sum of what all have, scaled alike."""
+def _summed(shares: list[MeanShare]) -> Any:
+    """As the members' all_reduce, of what one rank gives there: the sum of what all have, scaled alike."""
 
     def all_reduce(tensor: Tensor) -> None:
         own = shares[0].numbers
-        scale = float(tensor[0] / own[0]) if own.numel() else 1.0
-        tensor.copy_(sum(share.numbers * scale for share in shares))
+        scale = tensor[0] / own[0] if own.numel() else torch.tensor(1.0)
+        tensor.copy_(sum(share.numbers * scale.to(tensor.dtype) for share in shares))
 
-    return all_reduce
+    return SimpleNamespace(sum=all_reduce)
 
 
-def _mean(*values: Any) -> Tensor:
+def _mean(*values: Any, call: str = MEAN) -> Tensor:
     """What each of these ranks gets."""
-    shares = [MeanShare.of(value, CPU) for value in values]
+    shares = [MeanShare.of(value, CPU, call) for value in values]
     messages = [share.message(f"run.mean() number 1, of {share.kind}") for share in shares]
     check_same(messages)
-    return shares[0].given_back(shares[0].mean(messages, _summed(shares)))
+    return shares[0].given_back(shares[0].result(messages, _summed(shares)))
 
 
 def _given(dtype: str, *numbers: float) -> list[Tensor]:
@@ -137,6 +138,49 @@ def test_any_shape(_name: str, make: Callable[[], Tensor]) -> None:
     torch.testing.assert_close(found, expected)
     assert not found.requires_grad
     assert all(torch.equal(value, old) for value, old in zip(values, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [each for each in (*FLOATS, *INTEGERS, *COMPLEX) if each != "uint64"])
+@pytest.mark.parametrize("shape", [(), (3,), (FEW + 1,)])
+def test_the_sum_of_numbers_has_their_type_and_of_integers_all_their_digits(dtype: str, shape: tuple[int, ...]) -> None:
+    kind = getattr(torch, dtype)
+    values = [torch.ones(shape, dtype=torch.float32).to(kind) for _ in range(3)]
+    found = _mean(*values, call=SUM)
+    is_whole = dtype in INTEGERS
+    assert (found.dtype, found.shape) == (torch.int64 if is_whole else kind, shape)
+    assert torch.equal(found.to(torch.complex128), torch.full(shape, 3.0, dtype=torch.complex128))
+
+
+def test_sums_of_integers_are_exact_and_those_of_floats_do_not_overflow_on_the_way() -> None:
+    for shape in ((), (FEW + 1,)):
+        large = [torch.full(shape, number) for number in (2**62 + 1, 1, -(2**62))]
+        assert _mean(*large, call=SUM).unique().tolist() == [2]
+        assert _mean(*[torch.full(shape, 1e308, dtype=torch.float64)] * 2, call=SUM).unique().tolist() == [math.inf]
+        floats = [torch.full(shape, number, dtype=torch.float64) for number in (1e308, 1e308, -1e308)]
+        assert _mean(*floats, call=SUM).unique().tolist() == pytest.approx([1e308])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "dtype"),
+    [
+        (True, 2, torch.int64),
+        (2**53 + 1, 2**54 + 2, torch.int64),
+        (0.5, 1.0, torch.float64),
+        (1j, 2j, torch.complex128),
+    ],
+)
+def test_the_sum_of_numbers_of_pythons(value: complex, expected: complex, dtype: torch.dtype) -> None:
+    found = _mean(value, value, call=SUM)
+    assert (found.dtype, found.item()) == (dtype, expected)
+
+
+def test_integers_that_have_no_sum_are_refused() -> None:
+    with pytest.raises(OverflowError, match=r"run.all_reduce\(value\) takes integers below 2\*\*63, and got 922337203"):
+        MeanShare.of(2**63, CPU, SUM)
+    with pytest.raises(TypeError, match=r"run.all_reduce\(value\) takes no uint64"):
+        MeanShare.of(torch.ones(1, dtype=torch.uint64), CPU, SUM)
+    with pytest.raises(TypeError, match=r"run.all_reduce\(value\) takes a tensor or a number, and not a list"):
+        MeanShare.of(cast("Any", [1]), CPU, SUM)
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [

@@ -73,7 +73,7 @@ from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.assembly import Assembly, OverError, TextsHeard
 from unicron_elastic.training.group.give_state import about_taken, give_state, receive_state, share_state
 from unicron_elastic.training.group.handover import Handover, NotTakenError
-from unicron_elastic.training.group.mean_share import MeanShare, check_same
+from unicron_elastic.training.group.mean_share import MEAN, SUM, MeanShare, check_same
 from unicron_elastic.training.group.membership import Membership, membership
 from unicron_elastic.training.group.regrouping import Regrouping
 from unicron_elastic.training.group.reports import Reports
@@ -82,6 +82,7 @@ from unicron_elastic.training.group.servant import NotGivenError, Servant
 from unicron_elastic.training.group.signs import Effort, Signs
 from unicron_elastic.training.inner_changes import InnerChanges
 from unicron_elastic.training.micro_batch_counts import MicroBatchCounts
+from unicron_elastic.training.object_share import OBJECT, ObjectShare
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.registered import MODEL, Registered, ValuesOfScript, about_unlike
 from unicron_elastic.training.replica_driver import ReplicaDriver, Result
@@ -190,7 +191,7 @@ class Engine:
         self._transport = Transport(backend, self._membership.is_left, self._signs, carrier)
         self.reports = Reports(self._seats)
         self._regrouping = Regrouping()
-        self._share: MeanShare | None = None  # of the mean for which the script asks
+        self._share: MeanShare | ObjectShare | None = None  # of that for which the script asks
         self._found: tuple[Tensor, Iterable[int]] | None = None  # its result, and whose shares that lacks
         self.guard = Guard()
         self._counts = MicroBatchCounts(1)
@@ -429,23 +430,37 @@ class Engine:
         if isinstance(record, Stepping) and record.standing is Standing.EVEN and (news := self._regrouping.take()):
             self._membership.tell(news)
 
-    # -- means --------------------------------------------------------------------------------------------------------
+    # -- between steps ------------------------------------------------------------------------------------------------
 
     def mean(self, value: Tensor | complex) -> Tensor:
-        """The mean of what all ranks have; of those that are left, the same on all of them, if others are lost.
+        """The mean of what all ranks have. Raises TypeError for what has none, and as ``_between_steps``."""
+        found: Tensor = self._between_steps(MEAN, lambda: MeanShare.of(value, self._device))
+        return found
 
-        Raises RuntimeError before the first call of run.steps(), MismatchError if the ranks do not all ask for the
-        same, and TypeError for what has no mean.
+    def all_reduce(self, value: Tensor | complex) -> Tensor:
+        """The sum of what all ranks have. Raises TypeError for what has none, and as ``_between_steps``."""
+        found: Tensor = self._between_steps(SUM, lambda: MeanShare.of(value, self._device, SUM))
+        return found
+
+    def broadcast_object(self, value: Any) -> Any:
+        """What the first rank has. Raises TypeError for what cannot be sent, and as ``_between_steps``."""
+        return self._between_steps(OBJECT, lambda: ObjectShare.of(value, self._device, self._mates))
+
+    def _between_steps(self, call: str, share_of: Callable[[], MeanShare | ObjectShare]) -> Any:
+        """What is made of the shares of all ranks; of those that are left, the same on all of them, if others are lost.
+
+        Raises RuntimeError before the first call of run.steps(), and MismatchError if the ranks do not all ask for the
+        same.
         """
         if self._gradients is None:
-            raise WrongUseError("run.mean() is for the ranks of run.steps(), and has to stand behind its first call")
+            raise WrongUseError(f"run.{call}() is for the ranks of run.steps(), and has to stand behind its first call")
         self.guard.check_outside(
-            "run.mean() belongs between steps: within 'for index in step' ranks have different numbers of "
+            f"run.{call}() belongs between steps: within 'for index in step' ranks have different numbers of "
             "micro-batches; the mean loss of all is step.loss, behind the inner loop"
         )
         with torch.inference_mode(mode=False), torch.no_grad():  # the result may be sent later, outside of such a mode
-            share = self._share = MeanShare.of(value, self._device)
-            self.reports.begin(share.kind, share.numbers)
+            share = self._share = share_of()
+            self.reports.begin(share.kind, share.numbers, call)
             self._found = None
             self._hear_news()
             command = self._driver.post(MeanAsked())
@@ -455,7 +470,7 @@ class Engine:
             if found is not None and self.rank == 0:
                 self.reports.tell(self.steps_made)
             numbers = share.numbers if found is None else found[0]
-            return share.given_back(numbers if self._mates is None else self._mates.mean(numbers))
+            return share.given_back(numbers, self._mates)
 
     def _average(self) -> ReplicaEvent:
         """Sum the shares of all ranks."""
@@ -468,11 +483,11 @@ class Engine:
         def average() -> None:
             messages = self._transport.all_gather(share.message(asks.label))
             check_same(messages)
-            result.append(share.mean(messages, self._transport.sum))
+            result.append(share.result(messages, self._transport))
 
         if broke := assembly.together(average, asks.label):
             return broke
-        self._found = result[0], self.reports.lost(assembly.world)
+        self._found = result[0], share.lacks(self.reports.lost(assembly.world))
         return Averaged()
 
     # -- the registered state -----------------------------------------------------------------------------------------

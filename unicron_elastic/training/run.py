@@ -361,10 +361,30 @@ class Run:
         """
         return self._engine.mean(value)
 
+    def all_reduce(self, value: Tensor | complex) -> Tensor:
+        """The sum of ``value`` over all ranks, as ``mean`` is the mean: ``value`` stays as it is.
+
+        That of floating and complex numbers is of their type, that of integers and booleans int64, where 2**63 is not
+        told from -2**63. Of ranks that are lost on the way it lacks the share, and ``is_partial``; and so on, as there.
+        Raises TypeError for uint64 as well, and OverflowError for a number of Python's of 2**63 or more.
+        """
+        return self._engine.all_reduce(value)
+
+    def broadcast_object(self, value: Any) -> Any:
+        """What rank 0 has as ``value``, on all ranks, which must all call it: a copy, tensors on the model's device.
+
+        It may be all that can be registered: nested dicts, lists and tuples of tensors, numbers, strings and bytes. For
+        use between steps, as ``mean``. If rank 0 is lost on the way it is what the lowest rank has that is left, the
+        same on all of them: then ``is_partial``. So each rank should give what all can go on with; who has it on rank 0
+        alone must look. Raises TypeError for what cannot be sent, and what ``mean`` raises.
+        """
+        return self._engine.broadcast_object(value)
+
     @property
     def is_partial(self) -> bool:
         """Whether the latest ``mean`` lacks the share of a rank that was lost after the step.
 
+        The same of ``all_reduce``; and whether what ``broadcast_object`` gave is that of another rank than 0.
         So it does in a newcomer that comes to the others in a later step, where it is what this rank has itself.
         """
         return self._engine.reports.is_partial

@@ -13,9 +13,10 @@ from unicron_elastic.engine.protocol.shares import from_ranges, to_ranges
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A reduction between two steps: the ``number``-th behind step ``state`` of the call ``until``, of this ``kind``.
+    """`Report` is what all ranks do together between two steps: the ``number``-th behind step ``state`` of ``until``.
 
-    ``lacks`` are the ranks whose share is not in its result.
+    It is a ``call`` of the run's by that name, of this ``kind``. ``lacks`` are the ranks whose share is not in its
+    result, which has so many ``bytes``.
     """
 
     until: int
@@ -23,6 +24,8 @@ class Report:
     number: int
     kind: str
     lacks: tuple[int, ...] = ()
+    call: str = "mean"
+    bytes: int = 0
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -33,7 +36,7 @@ class Report:
     def label(self) -> str:
         """The same for people."""
         where = "before the first step" if self.state < 0 else f"behind step {self.state} of {self.until}"
-        return f"run.mean() number {self.number} {where}, of {self.kind}"
+        return f"run.{self.call}() number {self.number} {where}, of {self.kind}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,7 +175,7 @@ class Assembly:
             if each.state == said.state is not None and each.until == said.until and each.trained != said.trained:
                 raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
             ours, theirs = said.asks, each.asks or each.report
-            if ours is not None and theirs is not None and ours.key == theirs.key and ours.kind != theirs.kind:
+            if ours is not None and theirs is not None and ours.key == theirs.key and ours.label != theirs.label:
                 raise MismatchError(f"rank {rank} asks for {theirs.label}, and this rank for {ours.label}")
             if None in (each.start, said.start):
                 continue
@@ -389,7 +389,7 @@ class Assembly:
                 return
             report = self.said[source].report
             assert report is not None
-            result = self._reports.room()
+            result = self._reports.room(report)
             self._transport.receive(result, source)
             self._reports.take(report, result)
 

@@ -89,4 +89,4 @@ class CollectiveOrder:
         rank, what = json.loads(told)
         ranks = sorted([(self._rank, self._what), (rank, what)])
         places = " and ".join(f"rank {number} waits for {place}" for number, place in ranks)
-        raise MismatchError(f"{places}: all ranks must make the same calls of run.steps() and run.mean()")
+        raise MismatchError(f"{places}: all ranks must make the same calls of run.steps(), run.mean() and its like")

@@ -52,11 +52,11 @@ class Reports:
         self._told = frozenset()
         self._number = 0
 
-    def begin(self, kind: str, like: Tensor) -> None:
-        """One more reduction, of such a ``kind``, whose result is to have so many numbers."""
+    def begin(self, kind: str, like: Tensor, call: str = "mean") -> None:
+        """One more ``call``, of such a ``kind``, whose result has numbers of this type."""
         self._number += 1
         until, state = self.place
-        self.asks = Report(until=until, state=state, number=self._number, kind=kind)
+        self.asks = Report(until=until, state=state, number=self._number, kind=kind, call=call)
         self._like = like
 
     def lost(self, world: World | None) -> frozenset[int]:
@@ -77,9 +77,9 @@ class Reports:
                 before = self._heard[1] if self._heard[0] == step else frozenset()
                 self._heard = (step, before | each.lost)
 
-    def room(self) -> Tensor:
-        """Memory for the result that this rank waits for."""
-        return torch.empty_like(self._like)
+    def room(self, report: Report) -> Tensor:
+        """Memory for the result that this rank waits for, and another has."""
+        return torch.empty(report.bytes, dtype=torch.uint8, device=self._like.device).view(self._like.dtype)
 
     def take(self, report: Report, result: Tensor) -> None:
         """Takes over what another has given."""
@@ -96,7 +96,8 @@ class Reports:
         assert self.asks is not None
         missing = () if found is None else tuple(sorted(found[1]))
         if found is not None:
-            self._last = replace(self.asks, lacks=missing), found[0]
+            size = found[0].numel() * found[0].element_size()
+            self._last = replace(self.asks, lacks=missing, bytes=size), found[0]
         self.is_partial = found is None or bool(missing)
         self.asks = None
 
@@ -113,13 +114,13 @@ class Reports:
     def tell(self, steps: int) -> None:
         """Says, once for all reductions of the same shares, after ``steps`` steps, which are missing."""
         assert self._last is not None
-        lacks = frozenset(self._last[0].lacks)
+        call, lacks = self._last[0].call, frozenset(self._last[0].lacks)
         if lacks - self._told:
             of = [member * self._seats + seat for member in sorted(lacks) for seat in range(self._seats)]
             ranks = f"rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
             made = counted(steps, "step", "steps")
             sys.stderr.write(
-                f"unicron: run.mean() after {made} is partial: the share of {ranks}, lost since then, is not in it.\n"
+                f"unicron: run.{call}() after {made} is partial: the share of {ranks}, lost since then, is not in it.\n"
             )
             self._told |= lacks
 

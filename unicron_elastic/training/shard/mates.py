@@ -75,9 +75,13 @@ class Mates:
 
     def mean(self, tensor: Tensor) -> Tensor:
         """Return the mean of what each has."""
+        return self.sum(tensor) / self.seats
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of what each has."""
         total = tensor.detach().clone()
         dist.all_reduce(total, group=self._group)
-        return total / self.seats
+        return total
 
 
 def await_end() -> None:
