@@ -231,6 +231,8 @@ def train(
             late.lateness.abort_in(counts[-1] - counts[-2])
         backward(model, rank, step)
         counts.append(world.begun if abort_at is not None else 0)
+        if abort_at is None:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # of DTensors, whose norms are reduced within operations
         optimizer.step()
         optimizer.zero_grad()
 

@@ -198,7 +198,10 @@ def check(step: int, run: unicron_elastic.Run, model: Net) -> None:
 
 def made(asked: argparse.Namespace) -> tuple[Net, int]:
     """The model, and which part of a micro-batch falls to this process."""
-    mesh = unicron_elastic.replica_mesh(shard=asked.shard, tensor=asked.tensor) if asked.shard else None
+    mesh = None
+    if asked.shard:
+        backend = "late" if asked.late else "gloo"
+        mesh = unicron_elastic.replica_mesh(shard=asked.shard, tensor=asked.tensor, backend=backend)
     torch.manual_seed(RANK // asked.tensor)  # the first world begins with what rank 0 has
     model = Net(16, is_rare=asked.rare)
     if asked.freezing:

@@ -25,6 +25,7 @@ class ThreadMates:
 
     mesh = None
     tensor = 1
+    backend = "gloo"
 
     def __init__(self, rank: SeatRank, replica: Replica, seat: int) -> None:
         self._rank, self._replica = rank, replica

@@ -79,7 +79,7 @@ def _stepped(replicas: int, lr: float = 0.1) -> None:
     mesh = unicron_elastic.replica_mesh(shard=1)
     model = fully_shard(nn.Linear(2, 1), mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    optimizer.register_step_pre_hook(mates.Mates(mesh, replicas).check_summed)
+    optimizer.register_step_pre_hook(mates.Mates(mesh, dist.group.WORLD, "gloo", replicas).check_summed)
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
 

@@ -205,10 +205,11 @@ class Engine:
         servant = Servant(self._registered, self._gate, lambda: (self.until, self.state))
         if mates is None:
             return membership(servant.serve, backend), None, None
+        from unicron_elastic.engine.group.register import around
         from unicron_elastic.training.shard.seat_carrier import SeatCarrier
         from unicron_elastic.training.shard.seat_membership import SeatMembership
 
-        carrier = SeatCarrier(mates.seat)
+        carrier = SeatCarrier(mates.seat, around(backend)[1])
         own = membership(not_served, backend, replica_size=mates.seats, break_off=carrier.break_off)
         of_seat = SeatMembership(own, mates.seats)
         return of_seat, carrier, Unison(mates, of_seat, self._break_too)

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unicron_elastic.base.text import counted
 from unicron_elastic.engine.group import NAME, StableGroup
+from unicron_elastic.engine.group.register import around
 from unicron_elastic.engine.transport.superseded import given_up_when
 from unicron_elastic.state.snapshot.gather import leave_group_aside
 from unicron_elastic.training.of_launcher import of_launcher
@@ -32,17 +33,18 @@ TIMEOUT_S = 600.0
 _LOOK_S = 0.005
 
 
-def replica_mesh(*, shard: int, tensor: int = 1, timeout_s: float = TIMEOUT_S) -> DeviceMesh:
+def replica_mesh(*, shard: int, tensor: int = 1, backend: str = "gloo", timeout_s: float = TIMEOUT_S) -> DeviceMesh:
     """Return the mesh of this process's replica, of ``shard`` processes, for ``fully_shard(model, mesh=mesh)``.
 
     With ``tensor`` it has two dimensions, of ``shard`` times ``tensor`` processes: ``mesh["shard"]`` for
     ``fully_shard``, and ``mesh["tensor"]`` for ``parallelize_module``. It makes torch's default process group, which
-    has these processes alone. ``timeout_s`` is that of its collectives.
+    has these processes alone; ``backend``: gloo, or what docs/late.md has. ``timeout_s`` is that of its collectives.
     Raises ValueError for a world that cannot be divided so, WrongUseError if there is a process group already, and
     TimeoutError if another process of the replica does not come.
     """
     shard, tensor = whole_number("shard", shard), whole_number("tensor", tensor)
     rank, size = of_launcher("RANK", 0), of_launcher("WORLD_SIZE", 1)
+    name, _ = around(backend)
     check_divides(shard, tensor, size, of_launcher("LOCAL_WORLD_SIZE", size))
     seats = shard * tensor
     if dist.is_initialized() or present_mates() is not None:
@@ -58,7 +60,7 @@ def replica_mesh(*, shard: int, tensor: int = 1, timeout_s: float = TIMEOUT_S) -
     store = HashStore() if size == 1 else next(dist.rendezvous("env://"))[0]
     with given_up_when(lambda: False):
         dist.init_process_group(
-            NAME,
+            name,
             store=PrefixStore(f"unicron/replica/{_replica_of(rank, seats, store, timeout_s)}", store),
             rank=rank % seats,
             world_size=seats,
@@ -66,11 +68,12 @@ def replica_mesh(*, shard: int, tensor: int = 1, timeout_s: float = TIMEOUT_S) -
         )
     dimensions = {"shard": shard} if tensor == 1 else {"shard": shard, "tensor": tensor}
     mesh = init_device_mesh("cpu", tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
-    for group in (dist.group.WORLD, *mesh.get_all_groups()):
+    among_mates = dist.new_group(backend=NAME)
+    for group in (dist.group.WORLD, among_mates, *mesh.get_all_groups()):
         assert isinstance(group, StableGroup)
         if link() is not None:
             group.on_broken = await_end
-    mates = Mates(mesh, size // seats)
+    mates = Mates(mesh, among_mates, backend, size // seats)
     make_present(mates)
     register_optimizer_step_pre_hook(mates.check_summed)
     leave_group_aside()

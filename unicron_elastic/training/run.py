@@ -107,7 +107,7 @@ class Run:
             state=self,
             randomness=self._randomness,
             is_reproducible=reproducible,
-            backend=backend or ("nccl" if device.type == "cuda" else "gloo"),
+            backend=_backend(backend, device, mates),
             timeout_s=seconds("timeout_s", timeout_s),
             join_patience_s=seconds("join_patience_s", join_patience_s),
             on_regroup=function("on_regroup", on_regroup or None),
@@ -447,6 +447,15 @@ class Run:
         self._place.load_state_dict(state_dict.get("place", []) if state_dict["random"] else [])
         self._engine.state = int(state_dict["steps"])
         self._snapshots.lineage = int(state_dict["lineage"])
+
+
+def _backend(given: str | None, device: torch.device, mates: Mates | None) -> str:
+    """Return what carries collectives between replicas. Raises ValueError if replicas have another one within."""
+    if mates is None:
+        return given or ("nccl" if device.type == "cuda" else "gloo")
+    if given not in (None, mates.backend):
+        raise ValueError(f"backend is {given!r}, and replica_mesh() was given {mates.backend!r}: give it there alone")
+    return mates.backend
 
 
 def _of_part(seed: int, mates: Mates | None) -> int:

@@ -10,4 +10,4 @@ __all__ = ["NAME", "GlooInside", "StableGroup", "register"]
 
 NAME = "unicron"
 
-register(NAME, GlooInside)
+register(NAME, GlooInside, inside="gloo")

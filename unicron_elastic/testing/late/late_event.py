@@ -88,6 +88,19 @@ class LateEvent:
         self._has_ended.set()
 
 
+class Unseen(threading.local):
+    """`Unseen` is whether this thread is where nobody sees each operation, to have it wait for what it reads."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+unseen = Unseen()
 pending: dict[int, LateEvent] = {}  # by the address of a storage that waits for a result
 
 

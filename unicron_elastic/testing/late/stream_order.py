@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from unicron_elastic.compat.dispatch import DispatchMode, leaves
-from unicron_elastic.testing.late.late_event import event_of, pending
+from unicron_elastic.testing.late.late_event import event_of, pending, unseen
 
 
 class StreamOrder(DispatchMode):
@@ -26,13 +27,19 @@ class StreamOrder(DispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Let the operation run when its tensors are there."""
+        """Let the operation run when its tensors are there.
+
+        Of what one on a DTensor is made nobody sees: there each collective is waited for, as if by what follows it.
+        """
         named = dict(kwargs or {})
         if pending:
             for each in leaves((args, named)):
                 if isinstance(each, Tensor):
                     _await(each)
-        return function(*args, **named)
+        if all(kind in (Tensor, Parameter) for kind in types):
+            return function(*args, **named)
+        with unseen:
+            return function(*args, **named)
 
 
 def _await(tensor: Tensor) -> None:

@@ -26,13 +26,14 @@ _ROOM, _HEAD = 248, 8  # bytes of a message, most of which fit, and of its lengt
 class Mates:
     """`Mates` are the processes of one replica, which trains over ``mesh``; this one has the ``seat``."""
 
-    def __init__(self, mesh: DeviceMesh, replicas: int = 1) -> None:
-        """``replicas``: how many there are to begin with."""
+    def __init__(self, mesh: DeviceMesh, group: ProcessGroup, backend: str, replicas: int = 1) -> None:
+        """They train over ``backend`` and tell each other things in ``group``; ``replicas``: how many to begin with."""
         self.mesh = mesh
+        self.backend = backend
         self._replicas = replicas
         self.are_summed = False  # whether a run sums the gradients of all replicas
-        self._group: ProcessGroup | None = dist.group.WORLD
-        self.seat = int(dist.get_rank(self._group))
+        self._group = group
+        self.seat = int(dist.get_rank())
         self.seats = int(mesh.size())
         self.shard = int(mesh.get_local_rank("shard"))  # of a micro-batch, the part that this process computes
         self.tensor = self.seats // int(mesh["shard"].size())  # how many compute that part together

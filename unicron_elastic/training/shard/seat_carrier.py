@@ -6,41 +6,46 @@ They are no process group of torch's, whose default group is that of the replica
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import AllreduceOptions, BroadcastOptions, PrefixStore, Store, Work
 
 from unicron_elastic.compat.collectives.gloo_backend import AllgatherOptions
-from unicron_elastic.engine.group import GlooInside
 from unicron_elastic.engine.group.connect_inside import connect_inside
+from unicron_elastic.engine.group.inside import Inside
+from unicron_elastic.engine.group.register import MakeInside
 from unicron_elastic.engine.transport.waiter import Patience
 
 
 class SeatCarrier:
     """A `SeatCarrier` connects the processes in one ``seat``, by the numbers of their replicas."""
 
-    def __init__(self, seat: int) -> None:
+    def __init__(self, seat: int, make_inside: MakeInside) -> None:
         self._seat = seat
-        self._inside: GlooInside | None = None
+        self._make_inside = make_inside
+        self._rank, self._size = 0, 1
+        self._inside: Any = None  # an Inside: its collectives have names that its protocol does not list
 
     @property
     def rank(self) -> int:
         """Return the number of this one's replica."""
-        return int(self._there.rank())
+        return self._rank
 
     @property
     def size(self) -> int:
         """Return how many replicas there are."""
-        return int(self._there.size())
+        return self._size
 
     @property
-    def present(self) -> GlooInside | None:
+    def present(self) -> Inside | None:
         """Return what has the connections."""
-        return self._inside
+        inside: Inside | None = self._inside
+        return inside
 
     @property
-    def _there(self) -> GlooInside:
+    def _there(self) -> Any:
         assert self._inside is not None
         return self._inside
 
@@ -56,8 +61,8 @@ class SeatCarrier:
         device: torch.device,  # noqa: ARG002
     ) -> None:
         """Connect. Raises Superseded, or what torch raises."""
-        made = connect_inside(
-            GlooInside,
+        self._inside = connect_inside(
+            self._make_inside,
             PrefixStore(f"seat/{self._seat}", store),
             rank=rank,
             size=size,
@@ -65,12 +70,12 @@ class SeatCarrier:
             is_left=is_left,
             patience=patience,
         )
-        assert isinstance(made, GlooInside)
-        self._inside = made
+        self._rank, self._size = rank, size
 
-    def leave(self) -> GlooInside | None:
+    def leave(self) -> Inside | None:
         """Use these connections no more; return what has them."""
-        former, self._inside = self._inside, None
+        former: Inside | None = self._inside
+        self._inside = None
         return former
 
     def break_off(self) -> None:
