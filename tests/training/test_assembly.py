@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
+import pytest
 from torch.distributed import DistNetworkError, HashStore
 
-from unicron_elastic.training.group.assembly import Assembly
+from unicron_elastic.engine.protocol.said import MismatchError, Said, written
+from unicron_elastic.training.group.assembly import Assembly, TextsHeard
 from unicron_elastic.training.group.collective_order import CollectiveOrder
 from unicron_elastic.training.group.membership import FixedMembership
 from unicron_elastic.training.group.reports import Reports
@@ -23,6 +26,20 @@ class GoneStore(HashStore):  # type: ignore[misc]
     def compare_set(self, *_: Any) -> bytes:
         self.asked += 1
         raise DistNetworkError("Connection reset by peer")
+
+
+def _understood(own: Said, other: Said) -> None:
+    assembly = Assembly(FixedMembership(), Mock(), Mock(), Reports(), signs=MagicMock(), timeout_s=1.0)
+    assembly.terms = "the same"
+    assembly.understand(own, TextsHeard((written(own, "the same"), written(other, "the same"))))
+
+
+def test_who_trains_other_parameters_in_a_step_is_told_and_not_who_may_still_freeze_some_before_it() -> None:
+    said = Said(state=3, until=9, trained=frozenset([0, 1]))
+    with pytest.raises(MismatchError, match="in step 3 rank 1 trains other parameters"):
+        _understood(said, replace(said, trained=frozenset([0])))
+    _understood(said, replace(said, trained=frozenset([0]), is_between=True))
+    _understood(replace(said, is_between=True), replace(said, trained=frozenset([0])))
 
 
 def test_who_waits_in_a_last_collective_needs_no_store() -> None:

@@ -172,7 +172,9 @@ class Assembly:
     def _compare(self, said: Said, everybody: list[Said]) -> None:
         """Raises MismatchError if a member does something else in the step that this one, who ``said`` so, is in."""
         for rank, each in enumerate(everybody):
-            if each.state == said.state is not None and each.until == said.until and each.trained != said.trained:
+            is_in_same = each.state == said.state is not None and each.until == said.until
+            may_still_freeze = each.is_between or said.is_between  # some parameters, before it comes to that step
+            if is_in_same and not may_still_freeze and each.trained != said.trained:
                 raise MismatchError(f"in step {said.state} rank {rank} {self.tell_apart(each.trained)}")
             ours, theirs = said.asks, each.asks or each.report
             if ours is not None and theirs is not None and ours.key == theirs.key and ours.label != theirs.label:
