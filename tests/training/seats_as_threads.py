@@ -17,6 +17,7 @@ from threads_as_ranks import LOOK_S, Died, Group, Job, Rank, _has_state, here
 from torch import Tensor
 
 from unicron_elastic.base.world import Member, World
+from unicron_elastic.worker.instructions import Invitation
 from unicron_elastic.worker.notices import Left, Notice
 
 
@@ -91,13 +92,21 @@ class SeatRank(Rank):
             time.sleep(0.001)
         return True
 
+    def enter(self) -> Invitation | None:
+        """As AgentMembership; those of a node that joins may be members before they say that they are ready."""
+        answer = super().enter()
+        if answer is not None and self.of.joins_by_node:
+            self.is_ready(0)
+        return answer
+
     def is_ready(self, _state: int) -> None:
         """The agent takes in all ranks of a replica at once."""
         self.point()
         with self.job.changed:
             self.live()
             self.replica.ready.add(self.name)
-            if self.replica.ready >= set(self.replica.names):
+            is_in = self.job.newest.rank_of(self.name) is not None
+            if self.replica.ready >= set(self.replica.names) and not is_in:
                 members = tuple(Member(name=r.name, node="n", local_rank=r.local_rank) for r in self.replica.ranks)
                 self.job.change(joined=members)
         while self.job.newest.rank_of(self.name) is None:
@@ -125,9 +134,10 @@ class SeatRank(Rank):
 class SeatJob(Job):
     """A `SeatJob` has ``replicas`` of so many ``seats``."""
 
-    def __init__(self, seed: int, *, replicas: int, seats: int, **options: Any) -> None:
+    def __init__(self, seed: int, *, replicas: int, seats: int, joins_by_node: bool = False, **options: Any) -> None:
         super().__init__(seed, ranks=0, **options)
         self.seats = seats
+        self.joins_by_node = joins_by_node
         self.of_seats: dict[tuple[int, int], Group] = {}
         self.replicas = [Replica(self, number) for number in range(replicas)]
         self.ranks = [rank for each in self.replicas for rank in each.ranks]

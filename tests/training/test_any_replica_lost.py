@@ -57,6 +57,11 @@ def test_some_hear_late_of_a_newcomer(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_those_of_a_node_that_joins_are_members_before_they_say_that_they_are_ready(seed: int) -> None:
+    _trained(seed, replicas=2, deaths=1 + seed % 2, newcomers=True, joins_by_node=True)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_steps_of_different_sizes(seed: int) -> None:
     counts = (8, 2, 16, 4)
     _trained(

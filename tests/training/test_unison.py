@@ -59,9 +59,9 @@ def test_what_holds_for_the_replica_is_the_same_in_each_seat(
 def test_a_sum_is_told_of_each_seat_that_has_it_and_what_the_notes_of_one_say_counts_for_all() -> None:
     by_seat: list[list[Result]] = [
         [Reduced(0), Reduced(1, is_awaited=True)],
-        [Reduced(0), Reduced(1, must_repeat=True)],
+        [Reduced(0), Reduced(1, must_repeat=True, differs=True)],
     ]
-    notes = {"is_awaited": True, "must_repeat": True}
+    notes = {"is_awaited": True, "must_repeat": True, "differs": True}
     assert merged(by_seat) == [Reduced(0, 0), Reduced(1, 0, **notes), Reduced(0, 1), Reduced(1, 1, **notes)]
 
 

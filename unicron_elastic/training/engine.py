@@ -617,6 +617,8 @@ class Engine:
         results = self._carry_out(command, said)
         if self._unison is not None and isinstance(command, _WITH_OTHERS):
             results = self._unison.agree(results)
+        if isinstance(command, TellReady):
+            results = [self._joined()]
         if said is None:
             return results
         return [assembly.understand(said, each) if isinstance(each, TextsHeard) else each for each in results]
@@ -669,7 +671,8 @@ class Engine:
             case CopyState():
                 return [self._arrival.copy()]
             case TellReady():
-                return [self._tell_ready()]
+                self._tell_ready()
+                return [None]
             case AwaitWorld(is_patient=True):
                 assembly.await_agreed()
                 return [None]
@@ -711,18 +714,16 @@ class Engine:
         if self._regrouping.meet(replica.met, self.state, len(replica.work.computed), dealt):
             self._replicas.meet()
 
-    def _tell_ready(self) -> WorldHeard | None:
-        """Tell the agent that this newcomer waits for a world with it; return that, or None if it is news later.
-
-        Raises TimeoutError.
-        """
+    def _tell_ready(self) -> None:
+        """Tell the agent that this newcomer waits for a world with it, and wait for that. Raises TimeoutError."""
         if self._arrival.tell_copied():
             self._replicas.copy()
             made_before(self.state)
         self._lay_out()
         self._membership.is_ready(self.state)
-        if self._mates is not None:
-            return None
+
+    def _joined(self) -> WorldHeard:
+        """Return the world for which a newcomer has waited, which it may have heard of before it was ready."""
         newest = self._membership.newer_than(0)
         assert newest is not None
         world, rank = newest
