@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from finals import final
+from torch.distributed import TCPStore
 from train_in_place_job import SCRIPT, incidents, trained
 
 pytestmark = pytest.mark.trains
@@ -97,6 +98,25 @@ def test_one_replica_after_the_other(launcher: Any, undisturbed: Any) -> None:
 def test_of_three_replicas(launcher: Any, undisturbed: Any, strikes: tuple[str, ...]) -> None:
     folder = _train(launcher, 6, *strikes, worlds=3)
     _check(folder, undisturbed, 6)
+
+
+@pytest.mark.slow
+def test_the_replica_of_a_node_that_joins_trains_with_the_others(launcher: Any, one_replica: OneReplica) -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    steps = (*OPTIONS, "--steps=60")
+    command = (
+        "--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{store.port}",
+        "--rdzv-id=job", "--rdzv-conf=is_host=false,last_call_timeout=1", "--max-restarts=2",
+        SCRIPT, *steps, "--step-s=0.02", "--say-steps",
+    )  # fmt: skip
+    first = launcher.start(*command, fast=False)
+    first.until_line(r"^STEP 3 ")
+    second = launcher.start(*command, fast=False)
+    assert [run.wait(END_S) for run in (first, second)] == [0, 0], first.err + second.err
+    assert "STEP" in second.out
+    assert "raised" not in first.err + second.err
+    expected = one_replica(steps)["parameters"]
+    assert {final(launcher.folder, rank)["parameters"] for rank in range(4)} == {expected}
 
 
 FLIPPED = """
