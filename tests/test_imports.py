@@ -91,6 +91,7 @@ MAY_IMPORT = {
         "training.step worker worker.collectives"
     ),
     ".": "training training.step worker",
+    "transformers": "base training training.step",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
         "base compat launcher.common launcher.export launcher.view.job metrics recovery rendezvous.cluster"
@@ -164,7 +165,7 @@ DECISIONS = (
     "unicron_elastic.training.step.comparison",
 )
 CALCULATES = "unicron_elastic.planning"  # with NumPy
-HEAVY = {"megatron", "numpy", "psutil", "pynvml", "rich", "torch", "typer"}
+HEAVY = {"accelerate", "megatron", "numpy", "psutil", "pynvml", "rich", "torch", "transformers", "typer"}
 
 
 def _modules() -> dict[str, Path]:

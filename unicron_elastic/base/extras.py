@@ -7,6 +7,7 @@ _EXTRA_OF = {
     "prometheus_client": "metrics",
     "megatron": "megatron",
     "matplotlib": "test",
+    **dict.fromkeys(("accelerate", "transformers"), "transformers"),
 }
 
 

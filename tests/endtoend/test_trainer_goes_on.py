@@ -1,0 +1,90 @@
+"""transformers' Trainer in place trains as it does without: what it logs is compared, step by step."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.trains
+
+SCRIPT = str(Path(__file__).with_name("train_trainer.py"))
+UNICRON_RUN = ("--standalone", "--nproc-per-node=2", "--max-restarts=3")
+Logs = list[tuple[int, dict[str, float]]]
+
+
+def logs_of(out: str) -> Logs:
+    """Return what was logged, in order."""
+    found = re.findall(r"^step (\d+) (\{.*\})$", out, re.MULTILINE)
+    return [(int(step), {name: float(value) for name, value in ast.literal_eval(line).items()}) for step, line in found]
+
+
+def end_of(out: str) -> str:
+    """Return what was counted."""
+    (found,) = re.findall(r"^end (.*)$", out, re.MULTILINE)
+    return str(found)
+
+
+def plain(folder: Path, *arguments: str) -> str:
+    """Train in one process with nothing of ours; return what it printed."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("UNICRON_", "PET_"))}
+    command = [sys.executable, SCRIPT, str(folder), "--plain", "--accumulate=4", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what the plain Trainer says of two epochs."""
+    return plain(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture
+def in_place(launcher: Any, short: dict[str, str]) -> Any:
+    """Train on two ranks in place; return the run."""
+
+    def run(*arguments: str, options: tuple[str, ...] = (), tool: str = "unicron-run") -> Any:
+        command = (*UNICRON_RUN, *options, SCRIPT, str(launcher.folder / "of-ranks"), *arguments)
+        env = {**short, "PROBE": str(launcher.folder), "OMP_NUM_THREADS": "1"}
+        return launcher.run(*command, tool=tool, fast=False, env=env)
+
+    return run
+
+
+def assert_alike(job: Any, other: str) -> None:
+    """Fail if steps, losses, gradient norms, learning rates or metrics are not those of the other within rounding."""
+    assert job.process.returncode == 0, job.out + job.err
+    ours, theirs = logs_of(job.out), logs_of(other)
+    assert [step for step, _ in ours] == [step for step, _ in theirs], job.out + job.err
+    for (step, own), (_, others) in zip(ours, theirs, strict=True):
+        # A rank counts its own batches: of 45 that two ranks have it has 23.
+        assert own.pop("epoch") == pytest.approx(others.pop("epoch"), abs=0.03), f"step {step}"
+        assert own == pytest.approx(others, rel=1e-4, abs=1e-5), f"step {step}"
+
+
+def test_an_undisturbed_job_logs_what_the_plain_trainer_does(in_place: Any, undisturbed: str) -> None:
+    job = in_place()
+    assert_alike(job, undisturbed)
+    assert len(logs_of(job.out)) == 25  # two epochs of 12 steps, and the means of all
+    assert end_of(job.out) == end_of(undisturbed)
+
+
+def test_a_killed_rank_changes_nothing_that_is_logged(in_place: Any, undisturbed: str) -> None:
+    job = in_place("--kill=1:5")
+    assert_alike(job, undisturbed)
+    assert "1 rank goes on from the failed step." in job.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", ["0:5", "1:11", "0:12"])
+def test_a_replacement_joins_on_the_way(in_place: Any, undisturbed: str, kill: str) -> None:
+    job = in_place(f"--kill={kill}", "--wait-at=17", "--bar")
+    assert_alike(job, undisturbed)
+    assert "joins the others: 2 ranks." in job.err, job.err

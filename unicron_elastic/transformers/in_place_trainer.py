@@ -1,0 +1,152 @@
+"""What stands in front of a Trainer's class: its loop stays, and each optimizer step is one of a run."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.transformers.epoch_plan import EpochPlan
+from unicron_elastic.transformers.parts import loader_facts, trainer_facts
+from unicron_elastic.transformers.refusal import refusal_of_loader, refusal_of_trainer, refused
+from unicron_elastic.transformers.trainer_run import TrainerRun, in_phase
+from unicron_elastic.transformers.turns import Turn, Turns, turns_of_step
+
+_NO_CHECKPOINT = ""  # for the Trainer's own way to begin in the middle of an epoch, without one
+_ENDED_EARLY = "a callback has ended an epoch before its last step, and data are read by the number of the step"
+
+
+class InPlaceTrainer:
+    """`InPlaceTrainer` has the Trainer that stands behind it take its optimizer steps from a run."""
+
+    args: Any
+    control: Any
+    run_options: dict[str, Any]
+    _of_unicron: TrainerRun | None = None
+
+    def _theirs(self) -> Any:
+        """Return this Trainer as it is without us."""
+        return super()
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> Any:
+        """Train. Raises WrongUseError, in one sentence, for what cannot go on in place."""
+        has_trained = self._of_unicron is not None
+        ranks = of_launcher("WORLD_SIZE", 1)
+        facts = trainer_facts(self, ranks=ranks, has_trained=has_trained, is_search=trial is not None)
+        self._refuse(refusal_of_trainer(facts))
+        return self._theirs().train(resume_from_checkpoint=resume_from_checkpoint, trial=trial, **kwargs)
+
+    def _refuse(self, why: str) -> None:
+        if why:
+            raise WrongUseError(refused(type(self).__name__, why))
+
+    def get_train_dataloader(self) -> Any:
+        """Return what stands for the batches; those are read by number."""
+        loader = self._theirs().get_train_dataloader()
+        facts = loader_facts(loader)
+        self._refuse(refusal_of_loader(facts))
+        plan = EpochPlan(facts.batches, self.args.gradient_accumulation_steps, of_launcher("WORLD_SIZE", 1))
+        turns = Turns(loader, plan)
+        self._of_unicron = TrainerRun(self, self._theirs(), turns, self.run_options)
+        self._of_unicron.hide_rank()
+        return turns
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Return how many samples a step has, of all ranks."""
+        return int(self._theirs().get_total_train_batch_size(args)) * of_launcher("WORLD_SIZE", 1)
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare model, optimizer and scheduler, of which nothing may be wrapped."""
+        model, loader = self._theirs()._prepare_for_training(*args, **kwargs)
+        if model is not getattr(self, "model", None):
+            self._refuse(f"accelerate has wrapped the model in {type(model).__name__}")
+        return model, loader
+
+    def _run_epoch(self, **kwargs: Any) -> None:
+        """Make the steps of an epoch that are left: a replacement comes in the middle of one."""
+        ours = self._ours()
+        if not ours.has_begun and not ours.begin():
+            self.control.should_training_stop = True  # the others have made all
+            return
+        epoch, made = ours.place()
+        if kwargs["epoch"] < epoch:
+            return
+        self._refuse(_ENDED_EARLY if kwargs["epoch"] > epoch else "")
+        kwargs["epochs_trained"] = epoch
+        kwargs["steps_trained_in_current_epoch"] = made * self.args.gradient_accumulation_steps
+        if ours.is_open:
+            kwargs["resume_from_checkpoint"] = None
+            ours.agree()  # on the order of the epoch's samples
+        elif kwargs["resume_from_checkpoint"] is None and made:
+            kwargs["resume_from_checkpoint"] = _NO_CHECKPOINT
+        self._theirs()._run_epoch(**kwargs)
+
+    def _ours(self) -> TrainerRun:
+        assert self._of_unicron is not None
+        return self._of_unicron
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """Take the next step of the run; what it counts is known behind it."""
+        del epoch_iterator, device
+        self._ours().take_step()
+        return turns_of_step(num_batches), None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Make the step of the run in its last turn; return the mean loss of all ranks."""
+        if not isinstance(inputs, Turn):
+            return self._theirs().training_step(model, inputs, num_items_in_batch)
+        if not inputs.is_last:
+            return torch.zeros((), device=self.args.device)
+        return self._ours().make_step(model)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Count tokens of batches, and not of what stands for them."""
+        if not isinstance(inputs, Turn):
+            self._theirs()._track_num_input_tokens(inputs)
+
+    def store_flos(self) -> None:
+        """Count what all ranks have computed."""
+        if self._of_unicron is not None:
+            self._of_unicron.share_counts()
+        self._theirs().store_flos()
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Log, evaluate and save; all ranks take over what comes of it on the first one."""
+        control = self.control
+        evaluates = control.should_evaluate or control.should_save
+        is_shared = control.should_log or evaluates
+        with in_phase("evaluation") if evaluates else nullcontext():
+            self._theirs()._maybe_log_save_evaluate(*args, **kwargs)
+        if is_shared:
+            self._ours().agree()
+
+    def _save_rng_state(self, output_dir: Any) -> None:
+        """Save random numbers, which are the same on all ranks between steps, on one."""
+        if self.args.should_save:
+            self._theirs()._save_rng_state(output_dir)
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        """Load those of a checkpoint, if there is one."""
+        if checkpoint:
+            self._theirs()._load_rng_state(checkpoint)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Leave the others, and end the training."""
+        ours = self._ours()
+        self.store_flos()
+        ours.end()
+        return self._theirs()._finalize_training(*args, **kwargs)
+
+
+_classes: dict[type[Any], type[Any]] = {}
+
+
+def in_place_class(kind: type[Any], run_options: dict[str, Any]) -> type[Any]:
+    """Return a class that is called as this one, and stands in front of it."""
+    if kind not in _classes:
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "run_options": run_options}
+        _classes[kind] = type(kind.__name__, (InPlaceTrainer, kind), names)
+    return _classes[kind]

@@ -1,0 +1,27 @@
+"""The batches of a Trainer's data loader by number, whoever asks, and however often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unicron_elastic.training.data import MicroBatchError, MicroBatches
+from unicron_elastic.transformers.epoch_plan import EpochPlan
+from unicron_elastic.transformers.sample_order import SampleOrder
+
+
+class NumberedBatches(MicroBatches):
+    """`NumberedBatches` are those of a data loader, read as ``MicroBatches`` are, in the order of its own sampler."""
+
+    def __init__(self, loader: Any, plan: EpochPlan, order: SampleOrder, seed: int) -> None:
+        super().__init__(
+            loader.dataset, 1, plan.per_step, seed=seed, shuffle=False, drop_last=False, collate_fn=loader.collate_fn
+        )
+        self._plan = plan
+        self._order = order
+
+    def samples(self, step: int, index: int) -> list[int]:
+        """Return the numbers of its samples. Raises MicroBatchError if the step has no such micro-batch."""
+        try:
+            return self._order.batch(*self._plan.batch(step, index))
+        except (ValueError, IndexError) as error:  # as of an epoch's last step, if what it might have is read ahead
+            raise MicroBatchError(step, index, [], str(error)) from error

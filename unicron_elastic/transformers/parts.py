@@ -1,0 +1,289 @@
+"""All that is known of the private and changing parts of transformers and accelerate.
+
+Written against transformers 5.24 and accelerate 1.15. ``missing_parts`` looks whether they are there; where one is not,
+nothing is patched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import accelerate
+import torch
+import transformers
+from accelerate.data_loader import DataLoaderShard
+from accelerate.state import PartialState
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.transformers.epoch_plan import shown_local_rank
+from unicron_elastic.transformers.refusal import (
+    ArgumentFacts,
+    LoaderFacts,
+    TrainerFacts,
+    refusal_of_arguments,
+    refused,
+)
+
+# What is overridden, with the arguments by which the Trainer's loop calls it.
+_METHODS = {
+    "train": {"resume_from_checkpoint", "trial"},
+    "get_train_dataloader": set(),
+    "get_total_train_batch_size": {"args"},
+    "get_batch_samples": {"epoch_iterator", "num_batches", "device"},
+    "training_step": {"model", "inputs", "num_items_in_batch"},
+    "store_flos": set(),
+    "_get_num_items_in_batch": {"batch_samples", "device"},
+    "_load_rng_state": {"checkpoint"},
+    "_maybe_log_save_evaluate": set(),
+    "_prepare_for_training": {"train_dataloader"},
+    "_run_epoch": {
+        "epoch",
+        "num_update_steps_per_epoch",
+        "resume_from_checkpoint",
+        "epochs_trained",
+        "steps_trained_in_current_epoch",
+    },
+    "_save_rng_state": {"output_dir"},
+    "_track_num_input_tokens": {"inputs"},
+    "_finalize_training": {"trial"},
+}
+_OF_LOOP = ("_inner_training_loop", "_run_epoch", "get_batch_samples", "_prepare_inputs", "_finalize_training")
+_DEVICES = "_setup_devices"
+_SHOWN = ("process_index", "local_process_index")
+# By these accelerate would make a process group of its own, in which a replacement would wait for ever.
+_OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+_OF_PROCESS = ("is_local_process_zero", "is_world_process_zero")  # of a Trainer's state
+
+
+def missing_parts(trainer_class: Any) -> str:
+    """Name what this version of transformers or accelerate has not, or has otherwise; "" if all is there."""
+    for name, arguments in _METHODS.items():
+        found = getattr(trainer_class, name, None)
+        if found is None:
+            return f"Trainer.{name}"
+        known = inspect.signature(found).parameters
+        if lacking := next((each for each in sorted(arguments) if each not in known), ""):
+            return f"the argument {lacking} of Trainer.{name}"
+    if not isinstance(vars(TrainingArguments).get(_DEVICES), functools.cached_property):
+        return f"TrainingArguments.{_DEVICES}"
+    if not set(_SHOWN) <= set(getattr(PartialState, "_known_attrs", ())) or not hasattr(PartialState, "_shared_state"):
+        return "accelerate's PartialState._shared_state"
+    return ""
+
+
+def versions() -> str:
+    """Return what is installed."""
+    return f"transformers {transformers.__version__} and accelerate {accelerate.__version__}"
+
+
+def has_accelerate_begun() -> bool:
+    """Return whether accelerate has looked for other processes already."""
+    return bool(PartialState._shared_state)
+
+
+def patch_arguments() -> None:
+    """Have TrainingArguments take this process for the only one, whatever the launcher says, and know its device."""
+    plain: functools.cached_property[Any] = vars(TrainingArguments)[_DEVICES]
+    if getattr(plain, "is_of_unicron", False):
+        return
+
+    def set_up(arguments: Any) -> torch.device:
+        if why := refusal_of_arguments(_argument_facts(arguments)):
+            raise WrongUseError(refused("Trainer", why))
+        with _alone():
+            device: torch.device = plain.func(arguments)
+        if device.type == "cuda":
+            device = torch.device("cuda", of_launcher("LOCAL_RANK", 0) % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            PartialState._shared_state["device"] = device
+            arguments._n_gpu = 1  # else all GPUs of the host would be this process's, by DataParallel
+        show_rank(of_launcher("RANK", 0))
+        return device
+
+    patched = functools.cached_property(set_up)
+    patched.is_of_unicron = True  # type: ignore[attr-defined]
+    patched.__set_name__(TrainingArguments, _DEVICES)
+    setattr(TrainingArguments, _DEVICES, patched)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Hide what the launcher says of ranks."""
+    variables = os.environ
+    kept = {name: variables.pop(name) for name in _OF_RANK if name in variables}
+    try:
+        yield
+    finally:
+        variables.update(kept)
+
+
+def _argument_facts(arguments: Any) -> ArgumentFacts:
+    return ArgumentFacts(
+        has_deepspeed=bool(arguments.deepspeed) or of_launcher_is_true("ACCELERATE_USE_DEEPSPEED"),
+        has_fsdp=bool(arguments.fsdp) or of_launcher_is_true("ACCELERATE_USE_FSDP"),
+        has_parallelism=getattr(arguments, "parallelism_config", None) is not None,
+    )
+
+
+def of_launcher_is_true(name: str) -> bool:
+    """Return whether ``accelerate launch`` has set this variable."""
+    from accelerate.utils import parse_flag_from_env
+
+    return bool(parse_flag_from_env(name, False))
+
+
+def show_rank(rank: int) -> None:
+    """Have the Trainer, its callbacks and accelerate take this for the rank of this process."""
+    is_one_node = of_launcher("LOCAL_WORLD_SIZE", 1) == of_launcher("WORLD_SIZE", 1)
+    local = shown_local_rank(rank, of_launcher("LOCAL_RANK", 0), is_one_node=is_one_node)
+    PartialState._shared_state.update(dict(zip(_SHOWN, (rank, local), strict=True)))
+
+
+def trainer_facts(trainer: Any, *, ranks: int, has_trained: bool, is_search: bool) -> TrainerFacts:
+    """Read what decides whether this Trainer can go on in place."""
+    arguments, model = trainer.args, trainer.model
+    config = arguments.accelerator_config
+    return TrainerFacts(
+        kind=type(trainer).__name__,
+        bases=tuple(each.__name__ for each in type(trainer).__mro__),
+        overrides=_overrides(type(trainer)),
+        ranks=ranks,
+        has_trained=has_trained,
+        is_search=is_search,
+        has_index=_has_index(trainer.train_dataset),
+        wrapped_in=_wrapper(model),
+        is_divided=_is_divided(trainer),
+        mixed_precision=str(trainer.accelerator.mixed_precision),
+        is_compiled=bool(arguments.torch_compile),
+        optimizer=str(getattr(arguments.optim, "value", arguments.optim)),
+        sampling=str(getattr(arguments.train_sampling_strategy, "value", arguments.train_sampling_strategy)),
+        splits_batches=bool(getattr(config, "split_batches", False)),
+        dispatches_batches=bool(getattr(config, "dispatch_batches", False)),
+        finds_batch_size=bool(arguments.auto_find_batch_size),
+        skips_no_data=bool(arguments.ignore_data_skip),
+        averages_tokens=bool(arguments.average_tokens_across_devices),
+    )
+
+
+def _overrides(kind: type[Any]) -> tuple[str, ...]:
+    """Name what of the Trainer's loop is overridden by others than us."""
+    ours = __name__.rpartition(".")[0]
+    classes = [each for each in kind.__mro__ if not each.__module__.startswith(ours)]
+    below = classes[: classes.index(transformers.Trainer)]
+    return tuple(name for name in _OF_LOOP if any(name in vars(each) for each in below))
+
+
+def _has_index(dataset: Any) -> bool:
+    is_iterated = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    return not is_iterated and hasattr(dataset, "__len__")
+
+
+def _wrapper(model: Any) -> str:
+    """Name what a model is wrapped in, "" if in nothing."""
+    is_sharded = any(hasattr(each, "set_requires_gradient_sync") for each in model.modules())
+    return type(model).__name__ if isinstance(model, _WRAPPERS) else "fully_shard" if is_sharded else ""
+
+
+def _is_divided(trainer: Any) -> bool:
+    names = ("is_model_parallel", "is_distributed_loading_by_transformers")
+    return any(getattr(trainer, name, False) for name in names) or trainer.get_tp_size() > 1
+
+
+def loader_facts(loader: Any) -> LoaderFacts:
+    """Read what decides whether batches can be read from a loader by number."""
+    parts = ("dataset", "batch_sampler", "collate_fn")
+    has_parts = all(getattr(loader, name, None) is not None for name in parts)
+    known = (DataLoader.__iter__, DataLoaderShard.__iter__)
+    return LoaderFacts(
+        kind=type(loader).__name__,
+        has_parts=has_parts,
+        is_iterated_otherwise=type(loader).__iter__ not in known,
+        batches=len(loader.batch_sampler) if has_parts else 0,
+    )
+
+
+def begin_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader's samplers, and its dataset, of an epoch, as the Trainer's loop does."""
+    sampler = loader.batch_sampler
+    for each in (loader, loader.dataset, sampler, getattr(sampler, "sampler", None)):
+        if each is not None and hasattr(each, "set_epoch"):
+            each.set_epoch(epoch)
+
+
+@contextmanager
+def backward_by(accelerator: Any, backward: Callable[..., None]) -> Iterator[None]:
+    """Have ``accelerator.backward`` be this function, whoever calls it."""
+    accelerator.backward = backward
+    try:
+        yield
+    finally:
+        del accelerator.backward
+
+
+def own_optimizer(optimizer: Any) -> Any:
+    """Return torch's optimizer, which accelerate has wrapped."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def state_values(trainer: Any) -> dict[str, Any]:
+    """Return what a Trainer's loop has counted, and what its callbacks have, but for its log."""
+    state = {name: value for name, value in dataclasses.asdict(trainer.state).items() if name not in _OF_PROCESS}
+    del state["log_history"]
+    return {
+        "state": state,
+        "control": dataclasses.asdict(trainer.control),
+        "callbacks": [(type(each).__name__, each.state()["attributes"]) for each in _stateful(trainer)],
+        "loss": float(trainer._tr_loss),
+        **{name: getattr(trainer, name) for name in _COUNTED},
+    }
+
+
+_COUNTED = ("_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step", "_initial_num_input_tokens_seen")
+
+
+def set_state_values(trainer: Any, values: dict[str, Any]) -> None:
+    """Take over what another rank's ``state_values`` returned, in place: callbacks know state and control."""
+    for of, name in ((trainer.state, "state"), (trainer.control, "control")):
+        for field, value in values[name].items():
+            setattr(of, field, value)
+    for callback, (name, attributes) in zip(_stateful(trainer), values["callbacks"], strict=True):
+        if type(callback).__name__ != name:
+            raise ValueError(f"the others have the callback {name} where this rank has {type(callback).__name__}")
+        for attribute, value in attributes.items():
+            setattr(callback, attribute, value)
+    trainer._tr_loss.fill_(values["loss"])
+    for name in _COUNTED:
+        setattr(trainer, name, values[name])
+
+
+def _stateful(trainer: Any) -> list[Any]:
+    return [each for each in trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+
+
+def take_rank(trainer: Any, rank: int) -> None:
+    """Have a Trainer that trains take this for its rank; who becomes the first has its callbacks begin anew.
+
+    Progress bars and reports are begun by the first rank alone, when the training begins.
+    """
+    was_first = trainer.state.is_world_process_zero
+    show_rank(rank)
+    trainer.state.is_local_process_zero = trainer.is_local_process_zero()
+    trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+    if rank == 0 and not was_first:
+        kept = dataclasses.asdict(trainer.control)
+        handler = trainer.callback_handler
+        trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+        for name, value in kept.items():
+            setattr(trainer.control, name, value)

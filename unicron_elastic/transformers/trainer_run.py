@@ -1,0 +1,227 @@
+"""The run of a Trainer: its steps, whose micro-batches are the batches of all ranks, and what ranks agree on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+
+from unicron_elastic.training.data import ReadAhead
+from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.optimizer_step import Step
+from unicron_elastic.training.run import Run
+from unicron_elastic.training.step.randomness import Generators
+from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.transformers.numbered_batches import NumberedBatches
+from unicron_elastic.transformers.parts import backward_by, begin_epoch, own_optimizer, show_rank, take_rank
+from unicron_elastic.transformers.refusal import refused
+from unicron_elastic.transformers.sample_order import SampleOrder
+from unicron_elastic.transformers.trainer_progress import TrainerProgress
+from unicron_elastic.transformers.turns import Turns
+
+_PART = 1024.0  # a power of 2, by which sums are divided exactly
+_ROUNDING = 1e-5
+
+
+class TrainerRun:
+    """`TrainerRun` makes the optimizer steps of a Trainer, which keeps its loop.
+
+    ``theirs`` is the Trainer as it is without us, and ``options`` are those of ``Run``.
+    """
+
+    def __init__(self, trainer: Any, theirs: Any, turns: Turns, options: dict[str, Any]) -> None:
+        self._trainer = trainer
+        self._theirs = theirs
+        self._plan = turns.plan
+        self._options = options
+        arguments, loader = trainer.args, turns.loader
+        seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+        self._order = SampleOrder(partial(begin_epoch, loader), partial(_listed, loader.batch_sampler, seed))
+        batches = NumberedBatches(loader, turns.plan, self._order, seed)
+        self._batches = ReadAhead(batches, loader.num_workers, _options_of(loader)) if loader.num_workers else batches
+        self._progress = TrainerProgress(trainer, self._order, turns.plan.steps)
+        self._run: Run | None = None
+        self._steps: Iterator[Step] = iter(())
+        self._step: Step | None = None
+        self._is_taken = False  # the step in which the loop is
+        self._is_summed = False  # it was seen that the loss is a sum over what is counted
+        self._is_open = False  # this rank is among the others, and they have not ended
+        self._tokens = 0  # that this rank has read since they were summed up
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether this rank has made a step with the others, and has not left them."""
+        return self._is_open
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the run is there."""
+        return self._run is not None
+
+    def hide_rank(self) -> None:
+        """Have a process that takes a lost one's place not be the first before it has come to the others."""
+        show_rank(of_launcher("RANK", 0) + of_launcher("UNICRON_TAKES_PLACE", 0) * of_launcher("WORLD_SIZE", 1))
+
+    def begin(self) -> bool:
+        """Join the others; return whether there is a step to make."""
+        trainer = self._trainer
+        run = self._run = Run(
+            model=trainer.model,
+            optimizer=own_optimizer(trainer.optimizer),
+            scheduler=trainer.lr_scheduler,
+            trainer=self._progress,
+            **self._options,
+        )
+        if trainer.state.global_step:
+            run.begin_at(trainer.state.global_step)
+        run.restore()
+        even = self._plan.batches % self._plan.per_step == 0
+        self._steps = run.steps(trainer.state.max_steps, self._plan.per_step if even else self._plan.micro_batches)
+        self._take()
+        if self._step is not None:
+            trainer.state.global_step = self._step.number
+        self._is_taken = False
+        if not of_launcher("UNICRON_TAKES_PLACE", 0):  # who does has no rank among the others yet
+            self._show_rank()
+        return self._step is not None
+
+    def place(self) -> tuple[int, int]:
+        """Return the epoch in which the next step is, and how many of this epoch are made."""
+        return self._plan.place(self._trainer.state.global_step)
+
+    def take_step(self) -> None:
+        """Take the step that the Trainer's loop begins. Raises RuntimeError if it is another one than the loop's."""
+        if self._is_taken:
+            self._take()
+        self._is_taken = True
+        if self._step is None or self._step.number != self._trainer.state.global_step:
+            number = None if self._step is None else self._step.number
+            raise RuntimeError(f"the Trainer is in step {self._trainer.state.global_step}, and the run in {number}")
+
+    def _take(self) -> None:
+        self._step = next(self._steps, None)
+
+    def make_step(self, model: Any) -> torch.Tensor:
+        """Compute what this rank is dealt of the step, until its gradients are reduced; return its mean loss."""
+        step, trainer = self._step, self._trainer
+        assert step is not None
+        trainer.current_gradient_accumulation_steps = 1  # means are not divided: the run does that
+        flops, tokens = trainer.current_flos, None
+        for index in step:
+            if tokens is None:  # only here a replacement has got the others' count
+                tokens = trainer.state.num_input_tokens_seen
+            batch = self._batches(step.number, index)
+            self._compute(model, batch, step)
+            flops += float(self._theirs.floating_point_ops(batch))
+            self._theirs._track_num_input_tokens(batch)
+        trainer.current_flos, self._is_open = flops, True
+        if tokens is not None:
+            self._tokens += trainer.state.num_input_tokens_seen - tokens
+            trainer.state.num_input_tokens_seen = tokens
+        self._show_rank()
+        return torch.tensor(step.loss, device=trainer.args.device)
+
+    def _compute(self, model: Any, batch: Any, step: Step) -> None:
+        """Compute a micro-batch; its loss is a sum if the Trainer counts what it is of, and else a mean."""
+        trainer = self._trainer
+        items = trainer._get_num_items_in_batch([batch], trainer.args.device)
+        if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
+            weight, one = None, None
+        else:
+            weight, one = items, torch.ones_like(torch.as_tensor(items))
+            if not self._is_summed:
+                self._check_sum(model, batch, one)
+
+        def backward(loss: torch.Tensor, **_: Any) -> None:
+            step.backward(loss, weight=weight)
+
+        with backward_by(trainer.accelerator, backward):
+            self._theirs.training_step(model, batch, one)
+
+    def _check_sum(self, model: Any, batch: Any, one: torch.Tensor) -> None:
+        """Look once whether the loss is divided by ``num_items_in_batch`` as a whole.
+
+        Raises WrongUseError if it is not: it could not be divided later by what all ranks have together. Nothing of it
+        is left: the model evaluates, and random numbers are put back.
+        """
+        generators = Generators(self._trainer.args.device)
+        before = generators.states()
+        model.eval()
+        try:
+            with torch.no_grad():
+                whole, part = (self._loss(model, batch, one * each) for each in (1, _PART))
+        finally:
+            model.train()
+            generators.set(before)
+        if not math.isfinite(whole) or not math.isfinite(part):
+            return
+        if abs(whole - part * _PART) > _ROUNDING * max(abs(whole), 1e-6):
+            raise WrongUseError(
+                refused(
+                    type(self._trainer).__name__,
+                    "its loss is not a sum that is divided by num_items_in_batch, as with an auxiliary loss or a mean, "
+                    "so gradients could not be those of all ranks' batches: if it is the mean of a batch, set "
+                    "trainer.loss_is_scaled_for_ga = False",
+                )
+            )
+        self._is_summed = True
+
+    def _loss(self, model: Any, batch: Any, items: torch.Tensor) -> float:
+        trainer = self._trainer
+        with trainer.compute_loss_context_manager():
+            inputs = trainer._prepare_inputs(dict(batch))
+            return float(trainer.compute_loss(model, inputs, num_items_in_batch=items))
+
+    def share_counts(self) -> None:
+        """Sum up over all ranks how much they have computed since the last time."""
+        trainer = self._trainer
+        if self._is_open and self._run is not None:
+            counts = torch.tensor([trainer.current_flos, self._tokens], dtype=torch.float64)
+            flops, tokens = self._run.all_reduce(counts).tolist()
+            trainer.current_flos, self._tokens = flops, 0
+            trainer.state.num_input_tokens_seen += int(tokens)
+
+    def agree(self) -> None:
+        """Have all ranks take over what the first one has logged, evaluated and decided."""
+        if self._is_open and self._run is not None:
+            self._progress.load_state_dict(self._run.broadcast_object(self._progress.news()))
+
+    def end(self) -> None:
+        """Leave the others when all have made the last step; where all stop before, they end in it."""
+        if self._is_open and self._trainer.state.global_step >= self._trainer.state.max_steps:
+            next(self._steps, None)
+        self._is_open = False
+        if isinstance(self._batches, ReadAhead):
+            self._batches.close()
+
+    def _show_rank(self) -> None:
+        assert self._run is not None
+        take_rank(self._trainer, self._run.rank)
+
+
+def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
+    """List the batches of an epoch: what a sampler draws from the global generators depends on the epoch alone."""
+    generators = Generators()
+    before = generators.states()
+    generators.seed((seed * 0x9E3779B97F4A7C15 + epoch) & 0xFFFFFFFFFFFFFFFF)
+    try:
+        return [list(batch) for batch in sampler]
+    finally:
+        generators.set(before)
+
+
+def _options_of(loader: Any) -> dict[str, Any]:
+    """Return how a loader's workers read."""
+    names = ("prefetch_factor", "pin_memory", "worker_init_fn", "multiprocessing_context")
+    return {name: value for name in names if (value := getattr(loader, name, None)) is not None}
+
+
+def in_phase(name: str) -> AbstractContextManager[Any]:
+    """Tell the agent that what is done now takes its own time."""
+    import unicron_elastic
+
+    return unicron_elastic.phase(name)
