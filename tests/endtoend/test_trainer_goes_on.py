@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,3 +89,74 @@ def test_a_replacement_joins_on_the_way(in_place: Any, undisturbed: str, kill: s
     job = in_place(f"--kill={kill}", "--wait-at=17", "--bar")
     assert_alike(job, undisturbed)
     assert "joins the others: 2 ranks." in job.err, job.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", ["0:6", "1:6"])
+def test_a_rank_lost_in_an_evaluation_changes_no_metric(in_place: Any, tmp_path: Path, kill: str) -> None:
+    often = ("--evaluate=3", "--save=3")
+    other = plain(tmp_path / "plain", *often)
+    job = in_place(*often, f"--kill-evaluating={kill}")
+    assert job.process.returncode == 0, job.out + job.err
+    ours, theirs = ({step: each for step, each in logs_of(out) if "loss" in each} for out in (job.out, other))
+    assert ours.keys() == theirs.keys()
+    for step in ours:
+        assert ours[step]["loss"] == pytest.approx(theirs[step]["loss"], rel=1e-4), f"step {step}"
+    assert end_of(job.out).rpartition("log")[2] == end_of(other).rpartition("log")[2]
+    saved = [{each.name for each in folder.iterdir()} for folder in (tmp_path / "plain", tmp_path / "of-ranks")]
+    assert saved[0] == saved[1]
+
+
+@pytest.mark.slow
+def test_all_stop_early_as_the_plain_trainer_does(in_place: Any, tmp_path: Path) -> None:
+    often = ("--evaluate=3", "--save=3", "--stop-early", "--tokens")
+    job = in_place(*often)
+    other = plain(tmp_path / "plain", *often)
+    assert_alike(job, other)
+    assert end_of(job.out) == end_of(other)
+    assert "differ" not in job.err
+
+
+@pytest.mark.slow
+def test_ranks_go_on_from_a_checkpoint_of_one_process(in_place: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "of-ranks"
+    other = plain(folder, "--save=5")
+    for step in (10, 15, 20, 24):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    job = in_place("--resume", "--kill=1:14", "--workers=1")
+    assert job.process.returncode == 0, job.out + job.err
+    ours, theirs = logs_of(job.out)[:-1], logs_of(other)[5:-1]  # without the means of all steps of a run
+    assert [step for step, _ in ours] == [step for step, _ in theirs] == list(range(6, 25))
+    for (_, own), (_, others) in zip(ours, theirs, strict=True):
+        assert own["loss"] == pytest.approx(others["loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_all_go_on_from_memory_if_all_are_lost(in_place: Any, undisturbed: str) -> None:
+    job = in_place("--snapshot-every=4", "--kill=0:14", options=("--unicron-chaos=kill:rank=1,step=15",))
+    assert job.process.returncode == 0, job.out + job.err
+    assert "All ranks go on from step 12, from the memory of their hosts." in job.err
+    theirs = dict(logs_of(undisturbed)[:-1])
+    for step, own in logs_of(job.out)[:-1]:
+        assert own["loss"] == pytest.approx(theirs[step]["loss"], rel=1e-4), f"step {step}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("--other-order=1", "has the samples of epoch 0 in another order"),
+        ("--mean", "its loss is not a sum"),
+        ("--iterable", "can only be iterated"),
+    ],
+)
+def test_what_would_train_otherwise_is_refused(in_place: Any, wrong: str, words: str) -> None:
+    job = in_place(wrong, "--steps=5", options=("--max-restarts=0",))
+    assert job.process.returncode == 1, job.out
+    assert words in job.err
+    assert logs_of(job.out) == []
+
+
+@pytest.mark.slow
+def test_the_same_script_runs_under_torchrun(in_place: Any, undisturbed: str) -> None:
+    assert_alike(in_place(tool="torchrun"), undisturbed)

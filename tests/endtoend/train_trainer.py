@@ -77,6 +77,12 @@ class Watch(TrainerCallback):
         if not IS_REPLACEMENT and self.asked.kill == f"{RANK}:{state.global_step}":
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def on_prediction_step(self, *told: Any, **_: Any) -> None:
+        """Kill this rank in the middle of an evaluation."""
+        _, state, _ = told
+        if not IS_REPLACEMENT and self.asked.kill_evaluating == f"{RANK}:{state.global_step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def wait(self, *_: Any) -> None:
         """Wait within a step until both ranks are there: state is given there alone."""
         if not IS_REPLACEMENT and self.trainer.is_in_train and self.trainer.state.global_step == self.asked.wait_at:
@@ -143,6 +149,7 @@ def main() -> None:
     parser.add_argument("--snapshot-every", type=int, default=0)
     parser.add_argument("--other-order", type=int, default=0)
     parser.add_argument("--kill", default="")
+    parser.add_argument("--kill-evaluating", default="")
     parser.add_argument("--sampling", default="random")
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -6,6 +6,7 @@ nothing is patched.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -230,6 +231,17 @@ def backward_by(accelerator: Any, backward: Callable[..., None]) -> Iterator[Non
         yield
     finally:
         del accelerator.backward
+
+
+@contextmanager
+def metrics_kept(trainer: Any) -> Iterator[None]:
+    """Leave what Trainers of TRL's note of each loss as it is."""
+    before = copy.deepcopy(getattr(trainer, "_metrics", None))
+    try:
+        yield
+    finally:
+        if before is not None:
+            trainer._metrics = before
 
 
 def own_optimizer(optimizer: Any) -> Any:

@@ -34,6 +34,8 @@ def patch(trainer_class: Any = None, **run_options: Any) -> bool:
     kind = transformers.Trainer if trainer_class is None else trainer_class
     if not (isinstance(kind, type) and issubclass(kind, transformers.Trainer)):
         raise TypeError(f"patch() takes transformers.Trainer or a class that is made of it, and not {kind!r}")
+    if taken := sorted({"model", "optimizer", "scheduler", "scaler", "trainer"} & set(run_options)):
+        raise TypeError(f"patch() got {taken[0]}, which is the Trainer's: options are those of Run that are no state")
     if missing := missing_parts(kind):
         if of_launcher("RANK", 0) == 0:
             sys.stderr.write(

@@ -17,7 +17,14 @@ from unicron_elastic.training.run import Run
 from unicron_elastic.training.step.randomness import Generators
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.transformers.numbered_batches import NumberedBatches
-from unicron_elastic.transformers.parts import backward_by, begin_epoch, own_optimizer, show_rank, take_rank
+from unicron_elastic.transformers.parts import (
+    backward_by,
+    begin_epoch,
+    metrics_kept,
+    own_optimizer,
+    show_rank,
+    take_rank,
+)
 from unicron_elastic.transformers.refusal import refused
 from unicron_elastic.transformers.sample_order import SampleOrder
 from unicron_elastic.transformers.trainer_progress import TrainerProgress
@@ -74,7 +81,7 @@ class TrainerRun:
             optimizer=own_optimizer(trainer.optimizer),
             scheduler=trainer.lr_scheduler,
             trainer=self._progress,
-            **self._options,
+            **{"seed": trainer.args.seed, **self._options},
         )
         if trainer.state.global_step:
             run.begin_at(trainer.state.global_step)
@@ -110,20 +117,22 @@ class TrainerRun:
         step, trainer = self._step, self._trainer
         assert step is not None
         trainer.current_gradient_accumulation_steps = 1  # means are not divided: the run does that
-        flops, tokens = trainer.current_flos, None
         for index in step:
-            if tokens is None:  # only here a replacement has got the others' count
-                tokens = trainer.state.num_input_tokens_seen
             batch = self._batches(step.number, index)
             self._compute(model, batch, step)
-            flops += float(self._theirs.floating_point_ops(batch))
-            self._theirs._track_num_input_tokens(batch)
-        trainer.current_flos, self._is_open = flops, True
-        if tokens is not None:
-            self._tokens += trainer.state.num_input_tokens_seen - tokens
-            trainer.state.num_input_tokens_seen = tokens
+            self._count(batch)
+        self._is_open = True
         self._show_rank()
         return torch.tensor(step.loss, device=trainer.args.device)
+
+    def _count(self, batch: Any) -> None:
+        """Count what a micro-batch has; the Trainer's state, which ranks compare, has what all have together."""
+        state = self._trainer.state
+        before = state.num_input_tokens_seen
+        self._theirs._track_num_input_tokens(batch)
+        self._tokens += state.num_input_tokens_seen - before
+        state.num_input_tokens_seen = before
+        self._trainer.current_flos += float(self._theirs.floating_point_ops(batch))
 
     def _compute(self, model: Any, batch: Any, step: Step) -> None:
         """Compute a micro-batch; its loss is a sum if the Trainer counts what it is of, and else a mean."""
@@ -152,7 +161,7 @@ class TrainerRun:
         before = generators.states()
         model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), metrics_kept(self._trainer):
                 whole, part = (self._loss(model, batch, one * each) for each in (1, _PART))
         finally:
             model.train()
@@ -184,6 +193,7 @@ class TrainerRun:
             flops, tokens = self._run.all_reduce(counts).tolist()
             trainer.current_flos, self._tokens = flops, 0
             trainer.state.num_input_tokens_seen += int(tokens)
+            self._show_rank()  # where the first rank was lost in an evaluation, another one saves
 
     def agree(self) -> None:
         """Have all ranks take over what the first one has logged, evaluated and decided."""
