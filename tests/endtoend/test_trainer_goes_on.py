@@ -160,3 +160,16 @@ def test_what_would_train_otherwise_is_refused(in_place: Any, wrong: str, words:
 @pytest.mark.slow
 def test_the_same_script_runs_under_torchrun(in_place: Any, undisturbed: str) -> None:
     assert_alike(in_place(tool="torchrun"), undisturbed)
+
+
+@pytest.mark.slow
+def test_losses_that_are_added_up_are_so_in_place(in_place: Any, tmp_path: Path) -> None:
+    assert_alike(in_place("--classify", "--kill=1:5"), plain(tmp_path / "plain", "--classify"))
+
+
+@pytest.mark.slow
+def test_a_step_may_have_the_batches_of_more_ranks_than_there_are(in_place: Any, undisturbed: str) -> None:
+    job = in_place("--ranks=4", "--accumulate=1")
+    assert job.process.returncode == 0, job.err
+    ours, theirs = logs_of(job.out), logs_of(undisturbed)
+    assert [each.get("loss") for _, each in ours[:-1]] == pytest.approx([each.get("loss") for _, each in theirs[:-1]])

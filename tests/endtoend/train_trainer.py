@@ -18,6 +18,8 @@ import torch
 import transformers
 from torch.utils.data import Dataset, IterableDataset
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     EarlyStoppingCallback,
     GPT2Config,
     GPT2LMHeadModel,
@@ -35,7 +37,8 @@ WORDS, LONGEST = 50, 16
 class Texts(Dataset[dict[str, torch.Tensor]]):
     """`Texts` are of 2 to 16 words, behind which is padding."""
 
-    def __init__(self, number: int, first: int = 0) -> None:
+    def __init__(self, number: int, first: int = 0, *, have_class: bool = False) -> None:
+        self._have_class = have_class
         self._numbers = range(first, first + number)
 
     def __len__(self) -> int:
@@ -45,6 +48,8 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
         generator = torch.Generator().manual_seed(self._numbers[number])
         length = int(torch.randint(2, LONGEST, (1,), generator=generator))
         words = torch.randint(WORDS, (LONGEST,), generator=generator)
+        if self._have_class:
+            return {"input_ids": words, "labels": torch.tensor(length % 3)}
         return {"input_ids": words, "labels": torch.where(torch.arange(LONGEST) < length, words, -100)}
 
 
@@ -137,14 +142,29 @@ def arguments_of(asked: argparse.Namespace) -> TrainingArguments:
     )
 
 
+def generator_of_text() -> GPT2LMHeadModel:
+    """Return a tiny GPT-2, which counts words."""
+    drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    sizes = {"n_positions": LONGEST, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, bos_token_id=0, eos_token_id=0, **sizes, **drop))
+
+
+def classifier() -> BertForSequenceClassification:
+    """Return a tiny BERT, whose loss does not heed how many texts there are."""
+    drop = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(vocab_size=WORDS, num_labels=3, **sizes, **drop))
+
+
 def main() -> None:
     """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    for name in ("plain", "tokens", "bf16", "bar", "resume", "stop-early", "iterable", "mean"):
+    for name in ("plain", "tokens", "bf16", "bar", "resume", "stop-early", "iterable", "mean", "classify"):
         parser.add_argument(f"--{name}", action="store_true")
     for name, default in (("accumulate", 2), ("steps", -1), ("save", 0), ("evaluate", 0), ("workers", 0), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ranks", type=int)
     parser.add_argument("--wait-at", type=int, default=-1)
     parser.add_argument("--snapshot-every", type=int, default=0)
     parser.add_argument("--other-order", type=int, default=0)
@@ -157,12 +177,10 @@ def main() -> None:
     if not asked.plain:
         from unicron_elastic.transformers import patch
 
-        assert patch(Trainer, snapshot_every=asked.snapshot_every)
+        assert patch(Trainer, ranks=asked.ranks, snapshot_every=asked.snapshot_every)
     arguments = arguments_of(asked)
     torch.manual_seed(0)
-    drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    sizes = {"n_positions": LONGEST, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=WORDS, bos_token_id=0, eos_token_id=0, **sizes, **drop))
+    model = classifier() if asked.classify else generator_of_text()
     watch = Watch(asked)
     callbacks: list[TrainerCallback] = [watch]
     if asked.stop_early:
@@ -171,8 +189,8 @@ def main() -> None:
     trainer = kind(
         model=model,
         args=arguments,
-        train_dataset=Stream() if asked.iterable else Texts(90),
-        eval_dataset=Texts(8, 1000),
+        train_dataset=Stream() if asked.iterable else Texts(90, have_class=asked.classify),
+        eval_dataset=Texts(8, 1000, have_class=asked.classify),
         callbacks=callbacks,
     )
     watch.trainer = trainer

@@ -79,6 +79,12 @@ def test_options_are_no_state() -> None:
         patch(Trainer, model=Model())
 
 
+@pytest.mark.parametrize(("ranks", "wrong"), [(0, ValueError), (1.5, TypeError)])
+def test_a_step_has_the_batches_of_some_ranks(ranks: Any, wrong: type[Exception]) -> None:
+    with pytest.raises(wrong, match="ranks must be"):
+        patch(Trainer, ranks=ranks)
+
+
 def test_it_stands_before_the_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -24,6 +24,7 @@ class InPlaceTrainer:
 
     args: Any
     control: Any
+    ranks_asked: int | None
     run_options: dict[str, Any]
     _of_unicron: TrainerRun | None = None
 
@@ -34,10 +35,13 @@ class InPlaceTrainer:
     def train(self, resume_from_checkpoint: Any = None, trial: Any = None, **kwargs: Any) -> Any:
         """Train. Raises WrongUseError, in one sentence, for what cannot go on in place."""
         has_trained = self._of_unicron is not None
-        ranks = of_launcher("WORLD_SIZE", 1)
-        facts = trainer_facts(self, ranks=ranks, has_trained=has_trained, is_search=trial is not None)
+        facts = trainer_facts(self, ranks=self._ranks(), has_trained=has_trained, is_search=trial is not None)
         self._refuse(refusal_of_trainer(facts))
         return self._theirs().train(resume_from_checkpoint=resume_from_checkpoint, trial=trial, **kwargs)
+
+    def _ranks(self) -> int:
+        """Return of how many ranks a step has the batches, however many there are now."""
+        return self.ranks_asked or of_launcher("WORLD_SIZE", 1)
 
     def _refuse(self, why: str) -> None:
         if why:
@@ -48,7 +52,7 @@ class InPlaceTrainer:
         loader = self._theirs().get_train_dataloader()
         facts = loader_facts(loader)
         self._refuse(refusal_of_loader(facts))
-        plan = EpochPlan(facts.batches, self.args.gradient_accumulation_steps, of_launcher("WORLD_SIZE", 1))
+        plan = EpochPlan(facts.batches, self.args.gradient_accumulation_steps, self._ranks())
         turns = Turns(loader, plan)
         self._of_unicron = TrainerRun(self, self._theirs(), turns, self.run_options)
         self._of_unicron.hide_rank()
@@ -56,7 +60,7 @@ class InPlaceTrainer:
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return how many samples a step has, of all ranks."""
-        return int(self._theirs().get_total_train_batch_size(args)) * of_launcher("WORLD_SIZE", 1)
+        return int(self._theirs().get_total_train_batch_size(args)) * self._ranks()
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare model, optimizer and scheduler, of which nothing may be wrapped."""
@@ -144,9 +148,10 @@ class InPlaceTrainer:
 _classes: dict[type[Any], type[Any]] = {}
 
 
-def in_place_class(kind: type[Any], run_options: dict[str, Any]) -> type[Any]:
+def in_place_class(kind: type[Any], ranks: int | None, run_options: dict[str, Any]) -> type[Any]:
     """Return a class that is called as this one, and stands in front of it."""
     if kind not in _classes:
-        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "run_options": run_options}
+        names: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        names |= {"ranks_asked": ranks, "run_options": run_options}
         _classes[kind] = type(kind.__name__, (InPlaceTrainer, kind), names)
     return _classes[kind]

@@ -19,7 +19,7 @@ import accelerate
 import torch
 import transformers
 from accelerate.data_loader import DataLoaderShard
-from accelerate.state import PartialState
+from accelerate.state import AcceleratorState, PartialState
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainingArguments
@@ -62,6 +62,7 @@ _METHODS = {
 _OF_LOOP = ("_inner_training_loop", "_run_epoch", "get_batch_samples", "_prepare_inputs", "_finalize_training")
 _DEVICES = "_setup_devices"
 _SHOWN = ("process_index", "local_process_index")
+_RANKS = "num_processes"
 # By these accelerate would make a process group of its own, in which a replacement would wait for ever.
 _OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
@@ -74,12 +75,14 @@ def missing_parts(trainer_class: Any) -> str:
         found = getattr(trainer_class, name, None)
         if found is None:
             return f"Trainer.{name}"
-        known = inspect.signature(found).parameters
-        if lacking := next((each for each in sorted(arguments) if each not in known), ""):
+        taken = inspect.signature(found).parameters
+        if lacking := next((each for each in sorted(arguments) if each not in taken), ""):
             return f"the argument {lacking} of Trainer.{name}"
     if not isinstance(vars(TrainingArguments).get(_DEVICES), functools.cached_property):
         return f"TrainingArguments.{_DEVICES}"
-    if not set(_SHOWN) <= set(getattr(PartialState, "_known_attrs", ())) or not hasattr(PartialState, "_shared_state"):
+    if not {*_SHOWN, _RANKS} <= set(getattr(PartialState, "_known_attrs", ())) or not hasattr(
+        PartialState, "_shared_state"
+    ):
         return "accelerate's PartialState._shared_state"
     return ""
 
@@ -149,7 +152,26 @@ def show_rank(rank: int) -> None:
     """Have the Trainer, its callbacks and accelerate take this for the rank of this process."""
     is_one_node = of_launcher("LOCAL_WORLD_SIZE", 1) == of_launcher("WORLD_SIZE", 1)
     local = shown_local_rank(rank, of_launcher("LOCAL_RANK", 0), is_one_node=is_one_node)
-    PartialState._shared_state.update(dict(zip(_SHOWN, (rank, local), strict=True)))
+    for shared in _shared_states():
+        shared.update(dict(zip(_SHOWN, (rank, local), strict=True)))
+
+
+def _shared_states() -> list[dict[str, Any]]:
+    """Return where accelerate keeps ranks: it copies what it knows of processes into what it knows of training."""
+    return [each._shared_state for each in (PartialState, AcceleratorState) if each._shared_state]
+
+
+@contextmanager
+def shown_ranks(number: int) -> Iterator[None]:
+    """Have a Trainer that computes a loss take this for the number of processes."""
+    before = PartialState._shared_state[_RANKS]
+    for shared in _shared_states():
+        shared[_RANKS] = number
+    try:
+        yield
+    finally:
+        for shared in _shared_states():
+            shared[_RANKS] = before
 
 
 def trainer_facts(trainer: Any, *, ranks: int, has_trained: bool, is_search: bool) -> TrainerFacts:

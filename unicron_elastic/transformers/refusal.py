@@ -16,7 +16,11 @@ GATHERS = (
     "DistillationTrainer",
 )
 SAMPLINGS = ("random", "sequential", "group_by_length")
-_OWN_LOOP = "its loop is its own; use unicron_elastic.Run in it"
+OTHER_LOSS = (
+    "its loss is not a sum that is divided by num_items_in_batch, as with an auxiliary loss or a mean, so it cannot be "
+    "divided later by what all ranks have together: if it is the mean of a batch, set "
+    "trainer.loss_is_scaled_for_ga = False"
+)
 
 
 class ArgumentFacts(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -16,6 +15,7 @@ from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.run import Run
 from unicron_elastic.training.step.randomness import Generators
 from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.transformers.loss_kind import PART, LossKind, loss_kind
 from unicron_elastic.transformers.numbered_batches import NumberedBatches
 from unicron_elastic.transformers.parts import (
     backward_by,
@@ -23,15 +23,13 @@ from unicron_elastic.transformers.parts import (
     metrics_kept,
     own_optimizer,
     show_rank,
+    shown_ranks,
     take_rank,
 )
-from unicron_elastic.transformers.refusal import refused
+from unicron_elastic.transformers.refusal import OTHER_LOSS, refused
 from unicron_elastic.transformers.sample_order import SampleOrder
 from unicron_elastic.transformers.trainer_progress import TrainerProgress
 from unicron_elastic.transformers.turns import Turns
-
-_PART = 1024.0  # a power of 2, by which sums are divided exactly
-_ROUNDING = 1e-5
 
 
 class TrainerRun:
@@ -55,7 +53,7 @@ class TrainerRun:
         self._steps: Iterator[Step] = iter(())
         self._step: Step | None = None
         self._is_taken = False  # the step in which the loop is
-        self._is_summed = False  # it was seen that the loss is a sum over what is counted
+        self._kind = LossKind.UNKNOWN  # of the loss
         self._is_open = False  # this rank is among the others, and they have not ended
         self._tokens = 0  # that this rank has read since they were summed up
 
@@ -135,49 +133,44 @@ class TrainerRun:
         self._trainer.current_flos += float(self._theirs.floating_point_ops(batch))
 
     def _compute(self, model: Any, batch: Any, step: Step) -> None:
-        """Compute a micro-batch; its loss is a sum if the Trainer counts what it is of, and else a mean."""
+        """Compute a micro-batch; its loss is a sum if the Trainer divides it by how many items there are."""
         trainer = self._trainer
         items = trainer._get_num_items_in_batch([batch], trainer.args.device)
-        if items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
-            weight, one = None, None
-        else:
-            weight, one = items, torch.ones_like(torch.as_tensor(items))
-            if not self._is_summed:
-                self._check_sum(model, batch, one)
+        is_mean = items is None or getattr(trainer, "loss_is_scaled_for_ga", None) is False
+        one = None if is_mean else torch.ones_like(torch.as_tensor(items))
+        if one is not None and self._kind is LossKind.UNKNOWN:
+            self._kind = self._kind_of_loss(model, batch, one)
+        weight = None if is_mean or self._kind is LossKind.ADDED else items
+        added = 1 if is_mean or weight is not None else self._plan.micro_batches(step.number)
 
         def backward(loss: torch.Tensor, **_: Any) -> None:
-            step.backward(loss, weight=weight)
+            step.backward(loss * added, weight=weight)
 
         with backward_by(trainer.accelerator, backward):
             self._theirs.training_step(model, batch, one)
 
-    def _check_sum(self, model: Any, batch: Any, one: torch.Tensor) -> None:
-        """Look once whether the loss is divided by ``num_items_in_batch`` as a whole.
+    def _kind_of_loss(self, model: Any, batch: Any, one: torch.Tensor) -> LossKind:
+        """Look how the loss depends on ``num_items_in_batch``; ranks know no other's number before the step's end.
 
-        Raises WrongUseError if it is not: it could not be divided later by what all ranks have together. Nothing of it
-        is left: the model evaluates, and random numbers are put back.
+        Nothing of it is left: the model evaluates, and random numbers are put back. Raises WrongUseError for a loss
+        that could not be divided later.
         """
+        ranks = self._plan.ranks
         generators = Generators(self._trainer.args.device)
         before = generators.states()
         model.eval()
         try:
             with torch.no_grad(), metrics_kept(self._trainer):
-                whole, part = (self._loss(model, batch, one * each) for each in (1, _PART))
+                whole, part = (self._loss(model, batch, one * each) for each in (1, PART))
+                with shown_ranks(ranks):
+                    of_ranks = self._loss(model, batch, one)
         finally:
             model.train()
             generators.set(before)
-        if not math.isfinite(whole) or not math.isfinite(part):
-            return
-        if abs(whole - part * _PART) > _ROUNDING * max(abs(whole), 1e-6):
-            raise WrongUseError(
-                refused(
-                    type(self._trainer).__name__,
-                    "its loss is not a sum that is divided by num_items_in_batch, as with an auxiliary loss or a mean, "
-                    "so gradients could not be those of all ranks' batches: if it is the mean of a batch, set "
-                    "trainer.loss_is_scaled_for_ga = False",
-                )
-            )
-        self._is_summed = True
+        kind = loss_kind(whole, part, of_ranks, ranks)
+        if kind is LossKind.OTHER:
+            raise WrongUseError(refused(type(self._trainer).__name__, OTHER_LOSS))
+        return kind
 
     def _loss(self, model: Any, batch: Any, items: torch.Tensor) -> float:
         trainer = self._trainer
