@@ -10,6 +10,7 @@ tokenizer from Python's own source, so nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from unicron_elastic.transformers import patch
 
 END = "<end>"
 CONTEXT = 64
+FOLDER = Path(tempfile.gettempdir(), "trained")
 
 
 class Say(TrainerCallback):
@@ -112,7 +114,7 @@ def train(args: argparse.Namespace) -> None:
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Train a small GPT-2 on Python's own source with the Trainer.")
-    parser.add_argument("--folder", type=Path, default="trained", help="of checkpoints (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of checkpoints (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="from the newest checkpoint there")
     parser.add_argument("--steps", type=int, default=200, help="train until this step (default: %(default)s)")
     parser.add_argument("--paragraphs", type=int, default=4000, help="of the text (default: %(default)s)")

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+import unicron_elastic
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.transformers.epoch_plan import EpochPlan
 from unicron_elastic.transformers.parts import loader_facts, trainer_facts
 from unicron_elastic.transformers.refusal import refusal_of_loader, refusal_of_trainer, refused
-from unicron_elastic.transformers.trainer_run import TrainerRun, in_phase
+from unicron_elastic.transformers.trainer_run import TrainerRun
 from unicron_elastic.transformers.turns import Turn, Turns, turns_of_step
 
 _NO_CHECKPOINT = ""  # for the Trainer's own way to begin in the middle of an epoch, without one
@@ -120,9 +121,8 @@ class InPlaceTrainer:
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Log, evaluate and save; all ranks take over what comes of it on the first one."""
         control = self.control
-        evaluates = control.should_evaluate or control.should_save
-        is_shared = control.should_log or evaluates
-        with in_phase("evaluation") if evaluates else nullcontext():
+        is_shared = control.should_log or control.should_evaluate or control.should_save
+        with unicron_elastic.phase("evaluation") if control.should_evaluate else nullcontext():
             self._theirs()._maybe_log_save_evaluate(*args, **kwargs)
         if is_shared:
             self._ours().agree()

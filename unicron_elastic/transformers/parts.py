@@ -190,14 +190,19 @@ def trainer_facts(trainer: Any, *, ranks: int, has_trained: bool, is_search: boo
         is_divided=_is_divided(trainer),
         mixed_precision=str(trainer.accelerator.mixed_precision),
         is_compiled=bool(arguments.torch_compile),
-        optimizer=str(getattr(arguments.optim, "value", arguments.optim)),
-        sampling=str(getattr(arguments.train_sampling_strategy, "value", arguments.train_sampling_strategy)),
+        optimizer=_name_of(arguments.optim),
+        sampling=_name_of(getattr(arguments, "train_sampling_strategy", "random")),  # which is newer than the rest
         splits_batches=bool(getattr(config, "split_batches", False)),
         dispatches_batches=bool(getattr(config, "dispatch_batches", False)),
         finds_batch_size=bool(arguments.auto_find_batch_size),
         skips_no_data=bool(arguments.ignore_data_skip),
         averages_tokens=bool(arguments.average_tokens_across_devices),
     )
+
+
+def _name_of(choice: Any) -> str:
+    """Return what a user writes for this choice."""
+    return str(getattr(choice, "value", choice))
 
 
 def _overrides(kind: type[Any]) -> tuple[str, ...]:
@@ -280,7 +285,7 @@ def state_values(trainer: Any) -> dict[str, Any]:
         "control": dataclasses.asdict(trainer.control),
         "callbacks": [(type(each).__name__, each.state()["attributes"]) for each in _stateful(trainer)],
         "loss": float(trainer._tr_loss),
-        **{name: getattr(trainer, name) for name in _COUNTED},
+        "counted": {name: getattr(trainer, name) for name in _COUNTED if hasattr(trainer, name)},
     }
 
 
@@ -298,8 +303,8 @@ def set_state_values(trainer: Any, values: dict[str, Any]) -> None:
         for attribute, value in attributes.items():
             setattr(callback, attribute, value)
     trainer._tr_loss.fill_(values["loss"])
-    for name in _COUNTED:
-        setattr(trainer, name, values[name])
+    for name, value in values["counted"].items():
+        setattr(trainer, name, value)
 
 
 def _stateful(trainer: Any) -> list[Any]:

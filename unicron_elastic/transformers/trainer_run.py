@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -221,10 +220,3 @@ def _options_of(loader: Any) -> dict[str, Any]:
     """Return how a loader's workers read."""
     names = ("prefetch_factor", "pin_memory", "worker_init_fn", "multiprocessing_context")
     return {name: value for name in names if (value := getattr(loader, name, None)) is not None}
-
-
-def in_phase(name: str) -> AbstractContextManager[Any]:
-    """Tell the agent that what is done now takes its own time."""
-    import unicron_elastic
-
-    return unicron_elastic.phase(name)
