@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "membership": "",
     "planning": "",
     "simulation": "",
-    "state": "",
+    "state": "compat",
     "worker.process": "",
     "engine": "",
     "engine.protocol": "base",
@@ -71,7 +71,7 @@ MAY_IMPORT = {
     ),
     "training.shard": (
         "base compat compat.collectives engine.group engine.protocol engine.transport state state.snapshot "
-        "training.group training.step worker"
+        "training.group training.step worker worker.process"
     ),
     "launcher.view.cluster": (
         "base launcher.common membership metrics planning.coordinate planning.model rendezvous.plan "

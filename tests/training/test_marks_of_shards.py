@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
-from unicron_elastic.training.snapshot.marks_of_shards import MarksOfShards
+from unicron_elastic.state.marks_of_shards import MarksOfShards
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
 

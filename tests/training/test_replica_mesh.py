@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ def alone_again(no_launcher: None) -> Iterator[None]:
     """No replica is left behind."""
     _ = no_launcher
     yield
+    for each in mates._present:
+        each._replicas = 1  # torch keeps what looks at all optimizers
     mates._present.clear()
     gather._part_of_job.clear()
 
@@ -99,3 +103,87 @@ def test_a_parameter_that_is_whole_on_each_process_is_refused() -> None:
     model = nn.Sequential(fully_shard(nn.Linear(2, 1), mesh=mesh), nn.Linear(1, 1))
     with pytest.raises(TypeError, match=r"1.weight is whole on each process of a replica"):
         next(iter(_steps(model)))
+
+
+class Loop:
+    """A `Loop` is over steps of a replica of one process, among others."""
+
+    def __init__(self) -> None:
+        mesh = unicron_elastic.replica_mesh(shard=1)
+        self.model: Any = fully_shard(nn.Linear(2, 1), mesh=mesh)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        present = mates.present_mates()
+        assert present is not None
+        present._replicas = 2
+        self.run = unicron_elastic.Run(model=self.model, optimizer=self.optimizer)
+
+    def train(self, until: int, within: Callable[[], object] = int, before: Callable[[], object] = int) -> None:
+        for step in self.run.steps(until, 3):
+            before()
+            for _ in step:
+                step.backward(self.model(torch.ones(1, 2)).sum())
+                within()
+            self.optimizer.step()
+
+
+def test_an_optimizer_steps_within_steps_and_not_between_its_calls() -> None:
+    loop = Loop()
+    loop.train(2)
+    with pytest.raises(unicron_elastic.WrongUseError, match="the optimizer steps by the gradients of one replica"):
+        loop.optimizer.step()
+    loop.train(4)
+    with pytest.raises(unicron_elastic.WrongUseError, match="the optimizer steps by the gradients of one replica"):
+        loop.train(6, before=loop.optimizer.step)
+
+
+def test_gradients_that_fsdp_has_not_reduced_are_not_summed_up() -> None:
+    loop = Loop()
+    loop.train(1)
+    loop.model.set_requires_gradient_sync(False)
+    with pytest.raises(unicron_elastic.WrongUseError, match=r"leave set_requires_gradient_sync\(False\) out"):
+        loop.train(2)
+
+
+def test_a_whole_parameter_that_is_trained_later_is_refused_then() -> None:
+    loop = Loop()
+    loop.model.late = nn.Parameter(torch.ones(1), requires_grad=False)
+    loop.train(2)
+    with pytest.raises(TypeError, match="late is whole on each process of a replica"):
+        loop.train(3, before=lambda: loop.model.late.requires_grad_(True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.zero_grad(set_to_none=False),
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+        lambda model: next(model.parameters()).grad.mul_(2.0),
+        lambda model: next(model.parameters()).grad.to_local().mul_(2.0),
+    ],
+)
+def test_gradients_of_shards_that_are_changed_within_a_step_are_noticed(change: Callable[[nn.Module], object]) -> None:
+    loop = Loop()
+    with pytest.raises(unicron_elastic.WrongUseError, match="the gradients were changed while micro-batches"):
+        loop.train(1, within=lambda: change(loop.model))
+
+
+def test_a_part_whose_weights_are_0_counts_for_nothing_beside_another() -> None:
+    loop = Loop()
+    present = mates.present_mates()
+    assert present is not None
+    present.mean = lambda tensor: tensor + torch.tensor([0.0, 0.0, 5.0, 0.0])  # type: ignore[method-assign]
+    for step in loop.run.steps(1, 2):
+        for _ in step:
+            step.backward(loop.model(torch.ones(1, 2)).sum(), weight=0)
+        assert step.weight == 5.0
+
+
+def test_what_has_failed_in_a_replica_that_is_whole_is_told() -> None:
+    mates.await_end([os.getpid(), os.getppid()], whole_s=0.1)
+
+
+def test_who_has_lost_a_mate_waits_for_its_own_end(capsys: pytest.CaptureFixture[str]) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    mates.await_end([os.getpid(), gone.pid], end_s=0.5, whole_s=0.1)
+    assert "the agent has not ended it within 0.5 s" in capsys.readouterr().err

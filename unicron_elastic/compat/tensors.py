@@ -11,6 +11,7 @@ from torch import Tensor, nn
 __all__ = [
     "NormBase",
     "add_each",
+    "changes_by_operations",
     "changes_of",
     "copy_each",
     "divide_each",
@@ -78,6 +79,12 @@ def changes_of(tensor: Tensor) -> int:
     """
     own = local_of(tensor)
     changes: int = 0 if own.is_inference() else own._version
+    return changes
+
+
+def changes_by_operations(tensor: Tensor) -> int:
+    """How often operations on a DTensor changed it in place, which ``changes_of`` does not count; 0 of others."""
+    changes: int = 0 if local_of(tensor) is tensor else tensor._version
     return changes
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from unicron_elastic.compat.tensors import copy_each, local_of, reshard
+from unicron_elastic.compat.tensors import copy_each, has_unreduced, local_of, reshard
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.engine.protocol.replica_command import (
     AskAgent,
@@ -105,7 +105,7 @@ from unicron_elastic.training.step.gradients import Gradients
 from unicron_elastic.training.step.guard import Guard
 from unicron_elastic.training.step.module_values import ModuleValues
 from unicron_elastic.training.step.randomness import Randomness
-from unicron_elastic.training.step.suitable import check_suitable
+from unicron_elastic.training.step.suitable import check_shards, check_suitable
 from unicron_elastic.training.step.trainable import Trainable
 from unicron_elastic.training.step.tree_gradients import TreeGradients
 from unicron_elastic.training.step.wrong_use import WrongUseError
@@ -275,6 +275,7 @@ class Engine:
     def note_yield(self) -> None:
         """The script is about to get the next step, in which a newcomer's does what it does itself."""
         self._registered.note_yield()
+        self._let_optimizers_step(is_summed=False)
 
     def begin_step(self) -> list[int]:
         """The micro-batches with which this rank begins the step."""
@@ -348,6 +349,11 @@ class Engine:
         gradients.check()
         self.guard.backward(loss / gradients.micro_batches if weight is None else loss)
         gradients.take_added()
+        if self._mates is not None and has_unreduced(self._model):
+            raise WrongUseError(
+                "FSDP2 has not reduced the gradients of this micro-batch: leave set_requires_gradient_sync(False) out, "
+                "as the run sums up each micro-batch by itself, and nobody knows which is a replica's last one"
+            )
         self._take_buffers(index)
         gradients.add(index, loss.detach(), weight)
         self._driver.post(Computed(index))
@@ -394,6 +400,7 @@ class Engine:
         """
         gradients, assembly = self._parts()
         gradients.settle()
+        self._let_optimizers_step(is_summed=True)
         made = gradients.shared()
         if (order := made.pop(_ORDER, None)) is not None:
             self._trainable.take_order(order)
@@ -408,6 +415,11 @@ class Engine:
         self.reports.begin_shares(assembly.world, (self.until, self.state))
         seats = 1 if gradients.weight is None else self._seats  # sums, of all, if they have weights
         return gradients.losses() * seats, None if gradients.weight is None else gradients.weight * seats
+
+    def _let_optimizers_step(self, *, is_summed: bool) -> None:
+        """Have those of a replica of shards step by gradients of all replicas, and by no others."""
+        if self._mates is not None:
+            self._mates.are_summed = is_summed
 
     def _of_all_seats(self, losses: Tensor, weight: float | None) -> tuple[Tensor, float | None]:
         """Return the means over the seats, as ``fully_shard`` has made it of their gradients.
@@ -548,8 +560,6 @@ class Engine:
         return True
 
     def _make_parts(self, micro_batches: int) -> None:
-        if self._mates is not None:
-            self._mates.are_summed = True
         self._have_shards()
         check_suitable(self._model, self._optimizers, None if self._mates is None else self._mates.mesh)
         check_sendable(self._registered)
@@ -588,6 +598,7 @@ class Engine:
     def part(self) -> None:
         """Stays until nobody needs this rank any more: another may have missed the end of the last reduction."""
         _, assembly = self._parts()
+        self._let_optimizers_step(is_summed=False)
         self._load_again()
         self._have_shards()
         self._lay_out()
@@ -736,6 +747,8 @@ class Engine:
         gradients, assembly = self._parts()
         assert self._buffers is not None
         is_other = self._trainable.look()
+        if is_other and self._mates is not None and self._mates.mesh is not None:
+            check_shards(self._model, self._mates.mesh)
         if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
         gradients.lay_out(self._trainable.in_order, self._trainable.frozen, self._buffers.changes)

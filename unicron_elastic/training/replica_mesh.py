@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -69,11 +70,11 @@ def replica_mesh(*, shard: int, tensor: int = 1, backend: str = "gloo", timeout_
     dimensions = {"shard": shard} if tensor == 1 else {"shard": shard, "tensor": tensor}
     mesh = init_device_mesh("cpu", tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
     among_mates = dist.new_group(backend=NAME)
+    mates = Mates(mesh, among_mates, backend, size // seats)
     for group in (dist.group.WORLD, among_mates, *mesh.get_all_groups()):
         assert isinstance(group, StableGroup)
         if link() is not None:
-            group.on_broken = await_end
-    mates = Mates(mesh, among_mates, backend, size // seats)
+            group.on_broken = partial(await_end, mates.pids)
     make_present(mates)
     register_optimizer_step_pre_hook(mates.check_summed)
     leave_group_aside()

@@ -6,8 +6,10 @@ that, and raises nothing which a script would have to handle.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,8 +20,11 @@ from torch.optim import Optimizer
 
 from unicron_elastic.training.step.suitable import is_over
 from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.worker.process.process_stat import read_stat
 
 END_S = 60.0  # within which the agent ends those whose replica is lost
+WHOLE_S = 3.0  # after which a replica that has lost nobody is none that is lost
+_LOOK_S = 0.05
 _ROOM, _HEAD = 248, 8  # bytes of a message, most of which fit, and of its length
 
 
@@ -37,6 +42,7 @@ class Mates:
         self.seats = int(mesh.size())
         self.shard = int(mesh.get_local_rank("shard"))  # of a micro-batch, the part that this process computes
         self.tensor = self.seats // int(mesh["shard"].size())  # how many compute that part together
+        self.pids = tuple(map(int, self.share(str(os.getpid()))))
 
     @property
     def is_lead(self) -> bool:
@@ -85,12 +91,29 @@ class Mates:
         return total
 
 
-def await_end() -> None:
-    """Wait for the agent, which ends the processes of a replica that is lost; not for ever."""
-    time.sleep(END_S)
+def await_end(pids: Sequence[int], *, end_s: float = END_S, whole_s: float = WHOLE_S) -> None:
+    """Wait for the agent, which ends the processes of a replica that is lost; not for ever.
+
+    While all of its processes, with these ``pids``, live, something else has failed, as a collective that the back end
+    has not: then the script is to hear of it.
+    """
+    now = whole_since = time.monotonic()
+    end = now + end_s
+    while now < end:
+        if not all(map(_lives, pids)):
+            whole_since = now
+        elif now - whole_since > whole_s:
+            return
+        time.sleep(_LOOK_S)
+        now = time.monotonic()
     sys.stderr.write(
-        f"unicron: connections of this replica are broken, and the agent has not ended it within {END_S:g} s.\n"
+        f"unicron: connections of this replica are broken, and the agent has not ended it within {end_s:g} s.\n"
     )
+
+
+def _lives(pid: int) -> bool:
+    stat = read_stat(f"/proc/{pid}/stat")
+    return stat is not None and not stat.has_ended
 
 
 _present: list[Mates] = []

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from unicron_elastic.compat.tensors import local_of
 from unicron_elastic.compat.watching.optimizers import tells_of_steps, watch_before_steps
 from unicron_elastic.state.layout import flatten, rebuild
+from unicron_elastic.state.marks_of_shards import MarksOfShards
 from unicron_elastic.state.snapshot.gather import Gather, gathering, own_rank
 from unicron_elastic.state.snapshot.header import Header
 from unicron_elastic.state.snapshot.newest_common import (
@@ -37,7 +38,6 @@ from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import Marks, SnapshotWriter
 from unicron_elastic.training.snapshot.marks_of_numbers import MarksOfNumbers
-from unicron_elastic.training.snapshot.marks_of_shards import MarksOfShards
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.snapshot.replication import Replication
 from unicron_elastic.training.step.running_statistics import has_own_statistics

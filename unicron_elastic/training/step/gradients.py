@@ -23,9 +23,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unicron_elastic.compat.tensors import changes_of, copy_each, divide_each, local_of, shard_like, share_of, zero_each
+from unicron_elastic.compat.tensors import (
+    changes_by_operations,
+    changes_of,
+    copy_each,
+    divide_each,
+    local_of,
+    shard_like,
+    share_of,
+    zero_each,
+)
 from unicron_elastic.engine.transport.completion import Completion, UnderWay
 from unicron_elastic.engine.transport.transport import Transport
+from unicron_elastic.state.marks_of_shards import MarksOfShards
 from unicron_elastic.state.nested import shaped_like
 from unicron_elastic.state.packing import pack, unpack
 from unicron_elastic.training.step.buckets_ready import BucketsReady
@@ -35,6 +45,9 @@ from unicron_elastic.training.step.wrong_use import WrongUseError
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's
 LAST_BUCKET_SHARE = 1 / 8  # of that: no backward pass goes on while it is reduced
+
+
+_MARKS = 4096  # numbers of all gradients of one type that are looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +91,7 @@ class Gradients:
         # Compares with all ranks of how many micro-batches the step is; None: all steps are of as many.
         self.compare_counts: Callable[[], None] | None = None
         self._stamp = bytes(4)
+        self._marks: MarksOfShards | None = None  # of what operations on many DTensors do, which torch does not count
         self._bucket_bytes = bucket_bytes or BUCKET_BYTES
         # Whose gradients autograd has added in this micro-batch, each as often as it has.
         self._added: list[Tensor] = []
@@ -165,7 +179,7 @@ class Gradients:
 
         Raises RuntimeError if something else has changed gradients there: each addition is one change.
         """
-        if sum(map(changes_of, self._flats)) - sum(self._versions) > len(self._added):
+        if sum(self._changes()) - sum(self._versions) > len(self._added):
             raise WrongUseError(
                 "the gradients were changed in the backward pass of step.backward(loss), as by a hook of "
                 "register_post_accumulate_grad_hook: there they are the sum of some micro-batches of this rank. Change "
@@ -190,7 +204,7 @@ class Gradients:
 
         The buffers count the changes of all their views. Those that are made through ``.data`` do not show.
         """
-        if self._versions != [changes_of(flat) for flat in self._flats]:
+        if self._versions != self._changes() or (self._marks is not None and self._marks.have_changed()):
             raise WrongUseError(
                 "the gradients were changed while micro-batches were being summed up: within 'for index in step' there "
                 "must be no zero_grad(), no clipping or unscaling, and no other backward pass than step.backward(loss)"
@@ -217,7 +231,12 @@ class Gradients:
                 )
 
     def _remember(self) -> None:
-        self._versions = [changes_of(flat) for flat in self._flats]
+        self._versions = self._changes()
+        are_divided = any(local_of(each) is not each for each in self._gradients)
+        self._marks = MarksOfShards(self._flats, _MARKS) if are_divided else None
+
+    def _changes(self) -> list[int]:
+        return [*map(changes_of, self._flats), *map(changes_by_operations, self._gradients)]
 
     # -- reduction ----------------------------------------------------------------------------------------------------
 
@@ -312,6 +331,8 @@ class Gradients:
         for parameter, gradient, is_touched in zip(self.parameters, self._gradients, touched, strict=True):
             parameter.grad = gradient if is_touched else None
         self._losses, self.weight = self.of_all_seats(self._notes.losses.clone(), self._notes.weight)
+        if self.weight == 0:
+            raise WrongUseError("all micro-batches of this step have the weight 0, so that it has no mean")
         if self.weight is not None and self._trained:
             divide_each(self.views[: len(self._trained)], self.weight)
 

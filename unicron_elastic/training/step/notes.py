@@ -107,10 +107,7 @@ class Notes:
                 f"step.backward(loss, weight=...) got a weight for {weighted} of {self._micro_batches} micro-batches: "
                 "give one for each, on all ranks, or for none"
             )
-        total = math.fsum(weights)
-        if not total:
-            raise WrongUseError("all micro-batches of this step have the weight 0, so that it has no mean")
-        return total
+        return math.fsum(weights)
 
 
 def digest_notes(notes: Tensor) -> list[float]:

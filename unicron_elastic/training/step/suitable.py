@@ -42,6 +42,13 @@ def _check_shard(name: str, parameter: nn.Parameter, mesh: Any) -> None:
         )
 
 
+def check_shards(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Raises TypeError for a parameter that the processes of a replica would train apart."""
+    for name, parameter in model.named_parameters():
+        if not hasattr(parameter, "ds_id"):
+            _check_shard(name, parameter, mesh)
+
+
 def check_suitable(model: nn.Module, optimizers: Iterable[Any] = (), mesh: Any = None) -> None:
     """Raises TypeError for a model, or an optimizer of it, that is wrapped, sharded, or has no numbers yet.
 
@@ -58,10 +65,10 @@ def check_suitable(model: nn.Module, optimizers: Iterable[Any] = (), mesh: Any =
                 )
             if kind in _SHARDERS and not (kind == _FULLY_SHARDED and mesh is not None):
                 raise TypeError(f"{what} is divided among ranks by {kind}, and {_WHOLE}: {_TIER_1}")
+    if mesh is not None:
+        check_shards(model, mesh)
     for name, parameter in model.named_parameters():
-        if mesh is not None and not hasattr(parameter, "ds_id"):
-            _check_shard(name, parameter, mesh)
-        elif hasattr(parameter, "device_mesh") or hasattr(parameter, "ds_id"):
+        if (mesh is None and hasattr(parameter, "device_mesh")) or hasattr(parameter, "ds_id"):
             by = "a DTensor" if hasattr(parameter, "device_mesh") else "ZeRO"
             raise TypeError(f"{name} is divided among ranks, as {by}, and {_WHOLE}: {_TIER_1}")
         if isinstance(parameter, UninitializedParameter):

@@ -16,15 +16,19 @@ from torch import Tensor
 from unicron_elastic.compat.tensors import changes_of, local_of
 from unicron_elastic.state.exact import bits
 
-_SAMPLES = 64  # of each tensor
+_SAMPLES = 64  # of each tensor, if nobody says how many
 _Look: TypeAlias = tuple[list[tuple[int, int]], dict[tuple[torch.device, torch.dtype], Tensor]]
 
 
 class MarksOfShards:
-    """`MarksOfShards` are those of some DTensors, as they are when this is made."""
+    """`MarksOfShards` are those of some DTensors, or of their parts, as they are when this is made.
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    ``samples``: how many numbers of each are looked at.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], samples: int = _SAMPLES) -> None:
         self._tensors = list(tensors)
+        self._samples = samples
         self._first = self._look()
 
     def have_changed(self) -> bool:
@@ -43,6 +47,6 @@ class MarksOfShards:
             local = local_of(each).detach()
             if local.numel() and local.layout is torch.strided:
                 flat = bits(torch.atleast_1d(local)).reshape(-1)
-                samples[local.device, flat.dtype].append(flat[:: max(1, flat.numel() // _SAMPLES)])
+                samples[local.device, flat.dtype].append(flat[:: max(1, flat.numel() // self._samples)])
         counts = [(each._version, changes_of(each)) for each in self._tensors]
         return counts, {key: torch.cat(found) for key, found in samples.items()}
