@@ -9,9 +9,11 @@ from unittest.mock import MagicMock, Mock
 import pytest
 from torch.distributed import DistNetworkError, HashStore
 
+from unicron_elastic.base.world import Member, World
 from unicron_elastic.engine.protocol.said import MismatchError, Said, written
+from unicron_elastic.engine.transport.superseded import Superseded
 from unicron_elastic.training.group.assembly import Assembly, TextsHeard
-from unicron_elastic.training.group.collective_order import CollectiveOrder
+from unicron_elastic.training.group.collective_order import CollectiveOrder, OutgrownError
 from unicron_elastic.training.group.membership import FixedMembership
 from unicron_elastic.training.group.reports import Reports
 
@@ -26,6 +28,37 @@ class GoneStore(HashStore):  # type: ignore[misc]
     def compare_set(self, *_: Any) -> bytes:
         self.asked += 1
         raise DistNetworkError("Connection reset by peer")
+
+
+def test_who_gives_something_to_others_hears_that_their_world_is_outgrown() -> None:
+    """It is in no collective of all then."""
+    store = HashStore()
+    order = CollectiveOrder(store, 1)
+    order.look()
+    order.outgrow()
+    order._next = 0.0
+    with pytest.raises(OutgrownError):
+        order.look()
+
+
+class NextWorld(FixedMembership):
+    """`NextWorld` is that of a rank which goes on to a larger world."""
+
+    def adopt(self, number: int | None = None) -> Any:
+        assert number == 2
+        raise Superseded  # the rest is another test's
+
+
+def test_who_goes_on_tells_those_who_wait_also_if_it_has_begun_something_itself() -> None:
+    transport = Mock(is_broken=False)
+    transport.give_up = lambda *_: setattr(transport, "is_broken", True) or True
+    assembly = Assembly(NextWorld(), transport, Mock(), Reports(), signs=MagicMock(), timeout_s=1.0)
+    assembly.world = World(number=1, members=(Member(name="a", node="n", local_rank=0),), store="h:1")
+    assembly._order = order = CollectiveOrder(HashStore(), 0)
+    assembly._early = {0: Mock()}
+    assembly.say(2, Said(state=0))
+    with pytest.raises(OutgrownError):
+        order.look()
 
 
 def _understood(own: Said, other: Said) -> None:

@@ -121,9 +121,12 @@ class Assembly:
                 "before: take its init_process_group out, as a process that takes a lost rank's place would wait there "
                 "for ranks that train and do not come"
             )
+        is_newer = self.world is None or self.world.number < number
+        if is_newer:
+            self._outgrow()  # before this one's own part in the old one is given up, if there was any
         self._give_up()
         try:
-            if self.world is None or self.world.number < number:
+            if is_newer:
                 self._adopt(number)
             return None if is_silent else TextsHeard(tuple(self._speak(said)))
         except Superseded:
@@ -160,7 +163,6 @@ class Assembly:
             return self._meeting.hear(self._timeout_s)
 
     def _adopt(self, number: int) -> None:
-        self._outgrow()
         self._transport.leave()
         self.world, self.rank, store = self._membership.adopt(number)
         self._meeting = Meeting(store, self.world, self.rank, self._membership.is_newer)

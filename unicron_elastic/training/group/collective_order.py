@@ -59,8 +59,11 @@ class CollectiveOrder:
         self._store.set(_OUTGROWN, "")
 
     def look(self) -> None:
-        """Looks where others are, if it is time. Raises MismatchError if they are elsewhere, and OutgrownError."""
-        if self._what and self._clock() >= self._next:
+        """Looks where others are, if it is time. Raises MismatchError if they are elsewhere, and OutgrownError.
+
+        What some give to others, beside the collectives of all, ends with a larger world as well.
+        """
+        if self._clock() >= self._next:
             self._next = self._clock() + LOOK_S
             self.compare()
             if self._store.check([_OUTGROWN]):
