@@ -131,7 +131,11 @@ def test_a_model_of_which_nobody_can_see_what_runs_trains_on_and_is_compared_no_
     replicas.begin_training()
     replicas.begin_training()
     assert capsys.readouterr().err.count("cannot compare: ValueError: not yours") == 1
+    assert replicas.digest() is not None  # until the others have heard of it
+    replicas.accept(ComparisonVerdict(is_last=True), is_silent=True)
+    replicas.begin(10, is_last=False)
     assert replicas.digest() is None
+    assert capsys.readouterr().err == ""
 
 
 def test_what_this_package_hangs_on_is_not_named() -> None:

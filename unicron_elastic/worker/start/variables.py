@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 
 
 class ImportedVariables:
@@ -24,7 +26,8 @@ class ImportedVariables:
         before = dict(os.environ)
 
         def noted(environ: os._Environ[str], name: str) -> str:
-            self._read.add(name)
+            if not _is_passed_by(name, sys._getframe(1).f_back):
+                self._read.add(name)
             return get(environ, name)
 
         kind.__getitem__ = noted  # type: ignore[method-assign]
@@ -57,3 +60,9 @@ class ImportedVariables:
             else:
                 changed[name] = value
         return changed
+
+
+def _is_passed_by(name: str, asker: FrameType | None) -> bool:
+    """Return whether it is read on the way through all of them by tqdm, which torch imports: it wants its own alone."""
+    of = None if asker is None else asker.f_globals.get("__name__")
+    return of == "tqdm.utils" and not name.startswith("TQDM_")
