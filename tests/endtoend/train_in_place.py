@@ -248,6 +248,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--torn", action="store_true", help="what has not landed looks as if it were there")
     parser.add_argument("--shard", type=int, default=0, help="how many processes have the shards of one replica")
     parser.add_argument("--tensor", type=int, default=1, help="how many of them have parts of the same shard")
+    parser.add_argument("--wait-at", type=int, default=-1, help="in which step worlds are waited for")
     parser.add_argument("--say-steps", action="store_true", help="prints when each step is done")
     return parser.parse_args()
 
@@ -315,7 +316,7 @@ def train(asked: argparse.Namespace) -> None:
         if asked.freezing:
             freeze(model, step.number, optimizer)
         for done, index in enumerate(step):
-            if step.number == asked.steps - 1:
+            if step.number == asked.wait_at % asked.steps:
                 wait_for_world(run, asked.wait_for_worlds)
             with torch.autocast("cpu", torch.bfloat16, enabled=asked.scaler):
                 x, y = batch(step.number, index, seat)
