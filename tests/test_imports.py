@@ -84,7 +84,7 @@ MAY_IMPORT = {
     ),
     "training": (
         "base compat engine.group engine.protocol engine.transport state state.snapshot training.group "
-        "training.shard training.snapshot training.step worker worker.process"
+        "training.shard training.snapshot training.step worker"
     ),
     "megatron": (
         "base compat engine.protocol engine.transport faults planning.model state.storage training training.group "

@@ -179,11 +179,13 @@ def test_a_part_whose_weights_are_0_counts_for_nothing_beside_another() -> None:
 
 
 def test_what_has_failed_in_a_replica_that_is_whole_is_told() -> None:
-    mates.await_end([os.getpid(), os.getppid()], whole_s=0.1)
+    mates.await_end([mates.life_of(str(pid)) for pid in (os.getpid(), os.getppid())], whole_s=0.1)
 
 
 def test_who_has_lost_a_mate_waits_for_its_own_end(capsys: pytest.CaptureFixture[str]) -> None:
-    gone = subprocess.Popen(["true"])
+    gone = subprocess.Popen(["sleep", "60"])
+    of_all = [mates.life_of(str(pid)) for pid in (os.getpid(), gone.pid)]
+    gone.kill()
     gone.wait()
-    mates.await_end([os.getpid(), gone.pid], end_s=0.5, whole_s=0.1)
+    mates.await_end(of_all, end_s=0.5, whole_s=0.1)
     assert "the agent has not ended it within 0.5 s" in capsys.readouterr().err

@@ -83,8 +83,8 @@ def changes_of(tensor: Tensor) -> int:
 
 
 def changes_by_operations(tensor: Tensor) -> int:
-    """How often operations on a DTensor changed it in place, which ``changes_of`` does not count; 0 of others."""
-    changes: int = 0 if local_of(tensor) is tensor else tensor._version
+    """How often operations on a DTensor changed it in place, which ``changes_of`` does not count."""
+    changes: int = tensor._version
     return changes
 
 

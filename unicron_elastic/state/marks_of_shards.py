@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from unicron_elastic.compat.tensors import changes_of, local_of
+from unicron_elastic.compat.tensors import changes_by_operations, changes_of, local_of
 from unicron_elastic.state.exact import bits
 
 _SAMPLES = 64  # of each tensor, if nobody says how many
@@ -48,5 +48,5 @@ class MarksOfShards:
             if local.numel() and local.layout is torch.strided:
                 flat = bits(torch.atleast_1d(local)).reshape(-1)
                 samples[local.device, flat.dtype].append(flat[:: max(1, flat.numel() // self._samples)])
-        counts = [(each._version, changes_of(each)) for each in self._tensors]
+        counts = [(changes_by_operations(each), changes_of(each)) for each in self._tensors]
         return counts, {key: torch.cat(found) for key, found in samples.items()}

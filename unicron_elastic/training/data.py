@@ -23,7 +23,6 @@ from __future__ import annotations
 import itertools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from math import isqrt
 from typing import Any
@@ -152,7 +151,7 @@ class MicroBatches:
         samples = self.samples(step, index)
         read_all = getattr(self.dataset, "__getitems__", None)
         try:
-            with _seeded(_mixed(_mixed(_mixed(self.seed) ^ step) ^ index)):
+            with Generators().kept(_mixed(_mixed(_mixed(self.seed) ^ step) ^ index)):  # of the CPU, and of no GPU
                 return self._collate(read_all(samples) if read_all else [self.dataset[sample] for sample in samples])
         except Exception as error:
             raise MicroBatchError(step, index, samples, f"{type(error).__name__}: {error}") from error
@@ -300,15 +299,3 @@ def _mixed(number: int) -> int:
     number = ((number ^ number >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     number = ((number ^ number >> 27) * 0x94D049BB133111EB) & _WORD
     return number ^ number >> 31
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of the CPU, and put them back as they were. Those of GPUs are not touched."""
-    generators = Generators()
-    before = generators.states()
-    generators.seed(seed)
-    try:
-        yield
-    finally:
-        generators.set(before)

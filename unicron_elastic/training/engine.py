@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -561,7 +562,7 @@ class Engine:
 
     def _make_parts(self, micro_batches: int) -> None:
         self._have_shards()
-        check_suitable(self._model, self._optimizers, None if self._mates is None else self._mates.mesh)
+        check_suitable(self._model, self._optimizers, self._mesh)
         check_sendable(self._registered)
         kind = TreeGradients if self._is_reproducible else Gradients
         self._buffers = Buffers(self._model, micro_batches, is_reproducible=self._is_reproducible)
@@ -747,8 +748,8 @@ class Engine:
         gradients, assembly = self._parts()
         assert self._buffers is not None
         is_other = self._trainable.look()
-        if is_other and self._mates is not None and self._mates.mesh is not None:
-            check_shards(self._model, self._mates.mesh)
+        if is_other and self._mesh is not None:
+            check_shards(self._model, self._mesh)
         if not self._buffers.look(self._trainable.modules) and not is_other and assembly.terms:
             return
         gradients.lay_out(self._trainable.in_order, self._trainable.frozen, self._buffers.changes)
@@ -926,6 +927,11 @@ class Engine:
         return [
             local_of(tensor).detach() for tensor in (*self._model.parameters(), *named_buffers(self._model).values())
         ]
+
+    @property
+    def _mesh(self) -> DeviceMesh | None:
+        """That over which the model is divided; None if each process has the whole of it."""
+        return None if self._mates is None else self._mates.mesh
 
     @property
     def _device(self) -> torch.device:

@@ -24,10 +24,9 @@ from unicron_elastic.engine.group.register import around
 from unicron_elastic.engine.transport.superseded import given_up_when
 from unicron_elastic.state.snapshot.gather import leave_group_aside
 from unicron_elastic.training.of_launcher import of_launcher
-from unicron_elastic.training.shard.mates import Mates, await_end, make_present, present_mates
+from unicron_elastic.training.shard.mates import Mates, await_end, life_of, lives, make_present, present_mates
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import whole_number
-from unicron_elastic.worker.process.process_stat import read_stat
 from unicron_elastic.worker.worlds import link
 
 TIMEOUT_S = 600.0
@@ -74,7 +73,7 @@ def replica_mesh(*, shard: int, tensor: int = 1, backend: str = "gloo", timeout_
     for group in (dist.group.WORLD, among_mates, *mesh.get_all_groups()):
         assert isinstance(group, StableGroup)
         if link() is not None:
-            group.on_broken = partial(await_end, mates.pids)
+            group.on_broken = partial(await_end, mates.lives)
     make_present(mates)
     register_optimizer_step_pre_hook(mates.check_summed)
     leave_group_aside()
@@ -108,9 +107,9 @@ def _replica_of(rank: int, seats: int, store: Store, timeout_s: float) -> str:
     place = f"{socket.gethostname()}/{of_launcher('GROUP_RANK', 0)}/{of_launcher('LOCAL_RANK', 0) // seats}"
     key = f"unicron/replicas/{place}"
     if rank % seats == 0:
-        store.set(key, _life_of(str(os.getpid())))
+        store.set(key, life_of(str(os.getpid())))
     end = time.monotonic() + timeout_s
-    while not (store.check([key]) and _lives(name := bytes(store.get(key)).decode())):
+    while not (store.check([key]) and lives(name := bytes(store.get(key)).decode())):
         if time.monotonic() > end:
             first = of_launcher("LOCAL_RANK", 0) // seats * seats
             raise TimeoutError(
@@ -119,13 +118,3 @@ def _replica_of(rank: int, seats: int, store: Store, timeout_s: float) -> str:
             )
         time.sleep(_LOOK_S)
     return f"{place}/{name}"
-
-
-def _life_of(pid: str) -> str:
-    """Return what tells a process from all others of its host that ever had its number; "" if it has ended."""
-    stat = read_stat(f"/proc/{pid}/stat")
-    return "" if stat is None or stat.has_ended else f"{pid}.{stat.started_at}"
-
-
-def _lives(name: str) -> bool:
-    return _life_of(name.partition(".")[0]) == name

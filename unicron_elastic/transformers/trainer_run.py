@@ -156,16 +156,14 @@ class TrainerRun:
         """
         ranks = self._plan.ranks
         generators = Generators(self._trainer.args.device)
-        before = generators.states()
         model.eval()
         try:
-            with torch.no_grad(), metrics_kept(self._trainer):
+            with torch.no_grad(), metrics_kept(self._trainer), generators.kept():
                 whole, part = (self._loss(model, batch, one * each) for each in (1, PART))
                 with shown_ranks(ranks):
                     of_ranks = self._loss(model, batch, one)
         finally:
             model.train()
-            generators.set(before)
         kind = loss_kind(whole, part, of_ranks, ranks)
         if kind is LossKind.OTHER:
             raise WrongUseError(refused(type(self._trainer).__name__, OTHER_LOSS))
@@ -207,13 +205,8 @@ class TrainerRun:
 
 def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
     """List the batches of an epoch: what a sampler draws from the global generators depends on the epoch alone."""
-    generators = Generators()
-    before = generators.states()
-    generators.seed((seed * 0x9E3779B97F4A7C15 + epoch) & 0xFFFFFFFFFFFFFFFF)
-    try:
+    with Generators().kept((seed * 0x9E3779B97F4A7C15 + epoch) & 0xFFFFFFFFFFFFFFFF):
         return [list(batch) for batch in sampler]
-    finally:
-        generators.set(before)
 
 
 def _options_of(loader: Any) -> dict[str, Any]:

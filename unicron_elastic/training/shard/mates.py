@@ -42,7 +42,7 @@ class Mates:
         self.seats = int(mesh.size())
         self.shard = int(mesh.get_local_rank("shard"))  # of a micro-batch, the part that this process computes
         self.tensor = self.seats // int(mesh["shard"].size())  # how many compute that part together
-        self.pids = tuple(map(int, self.share(str(os.getpid()))))
+        self.lives = tuple(self.share(life_of(str(os.getpid()))))
 
     @property
     def is_lead(self) -> bool:
@@ -91,16 +91,16 @@ class Mates:
         return total
 
 
-def await_end(pids: Sequence[int], *, end_s: float = END_S, whole_s: float = WHOLE_S) -> None:
+def await_end(of_all: Sequence[str], *, end_s: float = END_S, whole_s: float = WHOLE_S) -> None:
     """Wait for the agent, which ends the processes of a replica that is lost; not for ever.
 
-    While all of its processes, with these ``pids``, live, something else has failed, as a collective that the back end
-    has not: then the script is to hear of it.
+    While all of its processes live, as ``life_of`` names them, something else has failed, as a collective that the back
+    end has not: then the script is to hear of it.
     """
     now = whole_since = time.monotonic()
     end = now + end_s
     while now < end:
-        if not all(map(_lives, pids)):
+        if not all(map(lives, of_all)):
             whole_since = now
         elif now - whole_since > whole_s:
             return
@@ -111,9 +111,15 @@ def await_end(pids: Sequence[int], *, end_s: float = END_S, whole_s: float = WHO
     )
 
 
-def _lives(pid: int) -> bool:
+def life_of(pid: str) -> str:
+    """Return what tells a process from all others of its host that ever had its number; "" if it has ended."""
     stat = read_stat(f"/proc/{pid}/stat")
-    return stat is not None and not stat.has_ended
+    return "" if stat is None or stat.has_ended else f"{pid}.{stat.started_at}"
+
+
+def lives(name: str) -> bool:
+    """Return whether the process lives that ``life_of`` has named so."""
+    return life_of(name.partition(".")[0]) == name
 
 
 _present: list[Mates] = []

@@ -18,11 +18,8 @@ def check_alike(model: nn.Module, mates: Mates) -> None:
     """Raises WrongUseError, in all processes of the replica, if one has other numbers than it should have."""
     if mates.tensor == 1:
         return
-    shared = {
-        name: each
-        for name, each in model.named_parameters()
-        if getattr(each, "device_mesh", None) == mates.mesh["shard"]
-    }
+    undivided = mates.mesh["shard"]
+    shared = {name: each for name, each in model.named_parameters() if getattr(each, "device_mesh", None) == undivided}
     told = mates.share(" ".join(map(str, digests([local_of(each) for each in shared.values()]))))
     if (odd := first_unlike([each.split() for each in told], mates.tensor)) is None:
         return

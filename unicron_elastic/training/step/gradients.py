@@ -45,8 +45,6 @@ from unicron_elastic.training.step.wrong_use import WrongUseError
 
 BUCKET_BYTES = 25 * 2**20  # as DDP's
 LAST_BUCKET_SHARE = 1 / 8  # of that: no backward pass goes on while it is reduced
-
-
 _MARKS = 4096  # numbers of all gradients of one type that are looked at
 
 
@@ -122,6 +120,7 @@ class Gradients:
         self.parameters = (*self._trained, *self._others)
         self.views: list[Tensor] = []  # of each parameter's gradient, in its shape, as the parameter lies in memory
         self._gradients: list[Tensor] = []  # these, or what has them as this rank's part, as the parameter is divided
+        self._divided: list[Tensor] = []  # the latter
         self.buckets: list[Bucket] = []
         self._flats: list[Tensor] = []
         self._notes = Notes(torch.zeros(0), 0)
@@ -232,11 +231,10 @@ class Gradients:
 
     def _remember(self) -> None:
         self._versions = self._changes()
-        are_divided = any(local_of(each) is not each for each in self._gradients)
-        self._marks = MarksOfShards(self._flats, _MARKS) if are_divided else None
+        self._marks = MarksOfShards(self._flats, _MARKS) if self._divided else None
 
     def _changes(self) -> list[int]:
-        return [*map(changes_of, self._flats), *map(changes_by_operations, self._gradients)]
+        return [*map(changes_of, self._flats), *map(changes_by_operations, self._divided)]
 
     # -- reduction ----------------------------------------------------------------------------------------------------
 
@@ -394,6 +392,7 @@ class Gradients:
             buckets += _cut(local, reduced, positions, sizes, shares=shares, most=most, last=last)
         self.views = [views[position] for position in range(len(self.parameters))]
         self._gradients = [*map(shard_like, self.parameters, self.views)]
+        self._divided = [each for each in self._gradients if local_of(each) is not each]
         nothing = torch.empty(0, dtype=torch.uint8, device=self._flats[-1].device)
         return [*buckets, Bucket(local=nothing, reduced=nothing, parameters=())]
 

@@ -9,7 +9,8 @@ import importlib
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,6 +51,17 @@ class Generators:
         random.seed(number)
         if numpy := sys.modules.get("numpy.random"):
             numpy.seed(number & 0xFFFFFFFF)
+
+    @contextmanager
+    def kept(self, seed: int | None = None) -> Iterator[None]:
+        """Put them back when this ends to where they are now; meanwhile they are seeded, if there is a ``seed``."""
+        before = self.states()
+        if seed is not None:
+            self.seed(seed)
+        try:
+            yield
+        finally:
+            self.set(before)
 
     def of_torch(self) -> dict[str, torch.Generator]:
         """Return those of torch, by the names that they have in ``states``."""
