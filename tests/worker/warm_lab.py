@@ -86,12 +86,14 @@ class Warmer:
         self.script = folder / "train.py"
         self.script.write_text(TELL)
         self._made: list[Forked] = []
+        self._begun: list[WarmProcess] = []
 
     def command(self, *args: str) -> list[str]:
         return [sys.executable, "-u", str(self.script), *args]
 
     def begin(self, preload: str, argv: Sequence[str] = (), **env: str) -> WarmProcess:
         warm = WarmProcess(self.lab.loop, self.lab.processes, preload)
+        self._begun.append(warm)
         warm.begin(argv or self.command(), {**os.environ, **env}, str(self.folder), [0, 1, 2])
         return warm
 
@@ -105,3 +107,5 @@ class Warmer:
     def close(self) -> None:
         for forked in self._made:
             forked.close()
+        for warm in self._begun:
+            warm.end()
