@@ -26,6 +26,9 @@ ENDS = {
     "launcher/agent/held/hold.py": {"hold": NON_BLOCKING},
     "launcher/agent/held/meeting_place.py": {"MeetingPlace.accept": NON_BLOCKING},
     "launcher/agent/hangs/py_spy.py": {"_end": ENDED},
+    "launcher/agent/worlds/worlds.py": {
+        "Worlds.await_end": "the store's timeout, in a thread that may be left to itself"
+    },
     "launcher/commands/etcd.py": {"_wait": "a signal, or the end of etcd"},
     "launcher/commands/services.py": {"coordinator": "a signal: it serves until then"},
     "launcher/common/loop.py": {"Loop._drain": NON_BLOCKING},

@@ -40,11 +40,15 @@ for epoch in range(3):
             time.sleep(0.01)
     run.mean(1.0)
     say(f"MEAN of {epoch} partial {run.is_partial} world {run.world_size}")
+if len(sys.argv) > 2 and rank == 0:
+    say("HAS TRAINED")
+    while not (folder / "end").exists():
+        time.sleep(0.002)
 say(f"TRAINED {[round(each, 12) for each in model.weight.flatten().tolist()]}")
 """
 
 
-Start = Callable[[int], tuple[Any, Any]]
+Start = Callable[..., tuple[Any, Any]]
 
 
 @pytest.fixture
@@ -52,11 +56,11 @@ def start(launcher: Any) -> Start:
     """Starts two nodes that meet in a store of this process, and waits until their ranks, 0 and 1, are in an epoch."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
-    def start(epoch: int) -> tuple[Any, Any]:
+    def start(epoch: int, *arguments: str) -> tuple[Any, Any]:
         options = (
             "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{store.port}",
             "--rdzv-id=job", "--rdzv-conf=is_host=false,last_call_timeout=1,keep_alive_interval=1", "--max-restarts=3",
-            launcher.script("train.py", SCRIPT), str(epoch),
+            launcher.script("train.py", SCRIPT), str(epoch), *arguments,
         )  # fmt: skip
         runs = [launcher.start(*options) for _ in range(2)]
         ranks = [run.until_line(r"^EVALUATES rank (\d)")[0] for run in runs]
@@ -99,6 +103,17 @@ def test_the_others_go_on_with_what_they_do_and_the_lost_one_is_replaced(launche
     assert _steps(left) == list(range(6))
     assert "begins again" not in left.err
     assert "TRAINED" in left.out
+
+
+def test_a_replacement_that_comes_to_the_others_as_they_end_ends_with_them(launcher: Any, start: Start) -> None:
+    runs = left, lost = start(1, "waits")
+    os.kill(_pid(lost), signal.SIGKILL)
+    _let_evaluate(launcher, left, _pid(lost))
+    left.until_line(r"^HAS TRAINED")
+    lost.until(lambda: "rank 1 is back and joins the others" in lost.err, "the replacement")
+    (launcher.folder / "end").touch()
+    assert [run.wait() for run in runs] == [0, 0], left.err + lost.err
+    assert _steps(left) == list(range(6))
 
 
 def test_all_begin_again_if_the_others_end_as_nobody_does_what_the_lost_one_had_to_do(

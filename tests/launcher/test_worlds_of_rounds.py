@@ -252,6 +252,42 @@ def test_what_is_no_world_is_passed_over_and_told_once(agent: Agent, other: Agen
     assert "The worlds of the job cannot be read: " in agent.said[0]
 
 
+class HeldLog(StoreLog):
+    """A log in which nothing is written before ``may_write``."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def write(self, place: int, text: str) -> str:
+        assert self.may_write.wait(DEADLINE_S)
+        return super().write(place, text)
+
+
+def test_who_ends_first_has_it_written_that_the_training_is_over(agent: Agent, other: Agent, store: TCPStore) -> None:
+    """It waits for the others in the same store next, by its only connection: they would never hear of it."""
+    log = HeldLog(store)
+    other.begin(store)
+    agent.meet(store, 2, A0, A1, log=log)
+    other.meet(store, 2)
+    other.worlds.may_enter(0)
+    agent.until(lambda: agent.world is not None)
+    log.may_write.clear()
+    agent.join(C0)
+    agent.lose(A1)  # what else it wanted does not hold that up
+    agent.worlds.change(ChangeWorld(over=1, reason=""))
+    agent.worlds.stop()
+    waiting = threading.Thread(target=agent.worlds.await_end)
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+    log.may_write.set()
+    waiting.join(DEADLINE_S)
+    assert not waiting.is_alive()
+    other.until(lambda: other.world is not None and other.world.over == 1)
+
+
 class AwayLog:
     """A log that can be read, and written when it ``answers``."""
 

@@ -501,7 +501,13 @@ class Agent(TorchAgent):
         self._peer_failed(generation, reason)
 
     def _exit_barrier(self) -> None:
-        wait_at_last_barrier(self._is_nobody_awaited, super()._exit_barrier, self._runtime.loop.signals_held)
+        barrier = super()._exit_barrier
+
+        def wait() -> None:
+            self._worlds.await_end()
+            barrier()
+
+        wait_at_last_barrier(self._is_nobody_awaited, wait, self._runtime.loop.signals_held)
         if self._unheard_loss:
             self._reporter.say(f"{self._unheard_loss} This node has ended well and waits for nobody.")
 

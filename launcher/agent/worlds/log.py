@@ -109,10 +109,14 @@ class WorldWatch:
         """Begins to follow."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Follows no more; does not wait for an answer of the network. That the training is over is written still."""
+    def stop(self) -> threading.Thread:
+        """Follow no more, and do not wait for an answer of the network.
+
+        Return the thread that writes still that the training is over, if it is, and ends then.
+        """
         self._is_stopped = True
         self._wake.set()
+        return self._thread
 
     def want(self) -> None:
         """Looks from now on."""
@@ -158,8 +162,9 @@ class WorldWatch:
         self._begin()
         while (found := self._log.after(self._place)) is not None:
             self._adopt(*found)
-        while self._changes and (self._changes[0].over or not self._is_stopped):
-            self._write(self._changes[0])
+        while self._changes:
+            if self._changes[0].over or not self._is_stopped:
+                self._write(self._changes[0])
             self._changes.popleft()
 
     def _begin(self) -> None:

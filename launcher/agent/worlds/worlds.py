@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Worlds:
         self._say = say
         self._round: AgentMeeting | None = None
         self._watch: WorldWatch | None = None
+        self._writes_still: threading.Thread | None = None  # of a watch that was stopped
         # Where members meet, by the address on which each listens: they outlive them all.
         self._stores: dict[str, Any] = {}
         self._key = secrets.token_hex(32)  # with which state is asked for
@@ -188,8 +190,15 @@ class Worlds:
     def stop(self) -> None:
         """Agrees on nothing any more; what was not agreed on yet is for the next round."""
         if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+            self._writes_still, self._watch = self._watch.stop(), None
+
+    def await_end(self) -> None:
+        """Wait, after ``stop``, until the other agents can read that the training is over.
+
+        Whoever waits for them in the same store holds its only connection, so that nothing more could be written.
+        """
+        if self._writes_still is not None:
+            self._writes_still.join()
 
     def close(self) -> None:
         """Lets go of the round's store, and of its own: their ports must be free when the agent has ended."""
