@@ -91,7 +91,9 @@ MAY_IMPORT = {
         "training.step worker worker.collectives"
     ),
     ".": "training training.step worker",
-    "transformers": "base training training.step",
+    "training.loader": "training training.step",
+    "accelerate": "training",
+    "transformers": "accelerate base training training.loader training.step",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
         "base compat launcher.common launcher.export launcher.view.job metrics recovery rendezvous.cluster"

@@ -9,13 +9,12 @@ import pytest
 import torch
 from accelerate.state import PartialState
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 from transformers import Trainer, TrainingArguments
 
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.transformers.parts import loader_facts, missing_parts, trainer_facts
+from unicron_elastic.transformers.parts import missing_parts, trainer_facts
 from unicron_elastic.transformers.patch import patch
-from unicron_elastic.transformers.refusal import LoaderFacts, TrainerFacts
+from unicron_elastic.transformers.refusal import TrainerFacts
 
 
 class Model(nn.Module):
@@ -143,20 +142,6 @@ def test_who_overrides_the_loop_is_seen(tmp_path: Any) -> None:
 )
 def test_arguments_are_read(tmp_path: Any, more: dict[str, Any], field: str, value: object) -> None:
     assert getattr(facts_of(made(Trainer, tmp_path, **more)), field) == value
-
-
-class Changing(DataLoader[Any]):
-    """`Changing` has batches otherwise than its sampler says."""
-
-    def __iter__(self) -> Any:
-        return super().__iter__()
-
-
-def test_loaders_are_read() -> None:
-    data = TensorDataset(torch.zeros(5))
-    assert loader_facts(DataLoader(data, 2)) == LoaderFacts(batches=3)
-    assert loader_facts(Changing(data, 2)).is_iterated_otherwise
-    assert not loader_facts(iter([1])).has_parts
 
 
 def test_without_transformers_one_line_says_what_to_install() -> None:

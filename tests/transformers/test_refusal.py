@@ -4,10 +4,8 @@ import pytest
 
 from unicron_elastic.transformers.refusal import (
     ArgumentFacts,
-    LoaderFacts,
     TrainerFacts,
     refusal_of_arguments,
-    refusal_of_loader,
     refusal_of_trainer,
     refused,
 )
@@ -16,7 +14,6 @@ from unicron_elastic.transformers.refusal import (
 def test_what_everybody_has_is_not_refused() -> None:
     assert refusal_of_arguments(ArgumentFacts()) == ""
     assert refusal_of_trainer(TrainerFacts(bases=("SFTTrainer", "Trainer"), ranks=8)) == ""
-    assert refusal_of_loader(LoaderFacts()) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,18 +48,6 @@ def test_what_is_refused_is_named(facts: TrainerFacts, words: str) -> None:
 def test_arguments_that_divide_the_model_are_refused(name: str) -> None:
     facts = ArgumentFacts(name == "deepspeed", name == "fsdp", name == "parallelism_config")
     assert name in refusal_of_arguments(facts)
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (LoaderFacts(kind="Mine", has_parts=False), "a Mine without dataset"),
-        (LoaderFacts(kind="Mine", is_iterated_otherwise=True), "a Mine, which changes batches"),
-        (LoaderFacts(batches=0), "no batch"),
-    ],
-)
-def test_loaders_that_are_no_table_are_refused(facts: LoaderFacts, words: str) -> None:
-    assert words in refusal_of_loader(facts)
 
 
 def test_the_sentence_names_the_trainer() -> None:

@@ -8,3 +8,10 @@ import os
 def of_launcher(name: str, default: int) -> int:
     """Return the number that this variable is, or the ``default`` where it is not set."""
     return int(os.environ.get(name, default))
+
+
+def shown_local_rank(rank: int, local_rank: int, *, is_one_node: bool) -> int:
+    """Return what a Trainer is to take for the rank on its node: somebody is the first there if ranks are lost."""
+    if is_one_node:
+        return rank
+    return local_rank if rank else 0

@@ -6,13 +6,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderShard
 
 import unicron_elastic
+from unicron_elastic.accelerate.alone import hide_rank
+from unicron_elastic.training.loader.epoch_plan import EpochPlan
+from unicron_elastic.training.loader.loader_facts import loader_facts, refusal_of_loader
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.transformers.epoch_plan import EpochPlan
-from unicron_elastic.transformers.parts import loader_facts, trainer_facts
-from unicron_elastic.transformers.refusal import refusal_of_loader, refusal_of_trainer, refused
+from unicron_elastic.transformers.parts import trainer_facts
+from unicron_elastic.transformers.refusal import refusal_of_trainer, refused
 from unicron_elastic.transformers.trainer_run import TrainerRun
 from unicron_elastic.transformers.turns import Turn, Turns, turns_of_step
 
@@ -51,12 +54,12 @@ class InPlaceTrainer:
     def get_train_dataloader(self) -> Any:
         """Return what stands for the batches; those are read by number."""
         loader = self._theirs().get_train_dataloader()
-        facts = loader_facts(loader)
-        self._refuse(refusal_of_loader(facts))
+        facts = loader_facts(loader, (DataLoaderShard.__iter__,))
+        self._refuse(refusal_of_loader(facts, "what get_train_dataloader() returned"))
         plan = EpochPlan(facts.batches, self.args.gradient_accumulation_steps, self._ranks())
         turns = Turns(loader, plan)
         self._of_unicron = TrainerRun(self, self._theirs(), turns, self.run_options)
-        self._of_unicron.hide_rank()
+        hide_rank()
         return turns
 
     def get_total_train_batch_size(self, args: Any) -> int:

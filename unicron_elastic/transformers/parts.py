@@ -1,4 +1,4 @@
-"""All that is known of the private and changing parts of transformers and accelerate.
+"""All that is known of the private and changing parts of transformers; of accelerate's see ``alone``.
 
 Written against transformers 5.24 and accelerate 1.15. ``missing_parts`` looks whether they are there; where one is not,
 nothing is patched.
@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,19 +17,17 @@ from typing import Any
 import accelerate
 import torch
 import transformers
-from accelerate.data_loader import DataLoaderShard
-from accelerate.state import AcceleratorState, PartialState
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from unicron_elastic.accelerate import alone
+from unicron_elastic.accelerate.alone import show_rank
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.transformers.epoch_plan import shown_local_rank
 from unicron_elastic.transformers.refusal import (
     ArgumentFacts,
-    LoaderFacts,
     TrainerFacts,
     refusal_of_arguments,
     refused,
@@ -61,10 +58,6 @@ _METHODS = {
 }
 _OF_LOOP = ("_inner_training_loop", "_run_epoch", "get_batch_samples", "_prepare_inputs", "_finalize_training")
 _DEVICES = "_setup_devices"
-_SHOWN = ("process_index", "local_process_index")
-_RANKS = "num_processes"
-# By these accelerate would make a process group of its own, in which a replacement would wait for ever.
-_OF_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero")  # of a Trainer's state
 
@@ -80,21 +73,12 @@ def missing_parts(trainer_class: Any) -> str:
             return f"the argument {lacking} of Trainer.{name}"
     if not isinstance(vars(TrainingArguments).get(_DEVICES), functools.cached_property):
         return f"TrainingArguments.{_DEVICES}"
-    if not {*_SHOWN, _RANKS} <= set(getattr(PartialState, "_known_attrs", ())) or not hasattr(
-        PartialState, "_shared_state"
-    ):
-        return "accelerate's PartialState._shared_state"
-    return ""
+    return alone.missing_parts()
 
 
 def versions() -> str:
     """Return what is installed."""
     return f"transformers {transformers.__version__} and accelerate {accelerate.__version__}"
-
-
-def has_accelerate_begun() -> bool:
-    """Return whether accelerate has looked for other processes already."""
-    return bool(PartialState._shared_state)
 
 
 def patch_arguments() -> None:
@@ -106,12 +90,9 @@ def patch_arguments() -> None:
     def set_up(arguments: Any) -> torch.device:
         if why := refusal_of_arguments(_argument_facts(arguments)):
             raise WrongUseError(refused("Trainer", why))
-        with _alone():
-            device: torch.device = plain.func(arguments)
+        with alone.alone():
+            device = alone.own_device(plain.func(arguments))
         if device.type == "cuda":
-            device = torch.device("cuda", of_launcher("LOCAL_RANK", 0) % torch.cuda.device_count())
-            torch.cuda.set_device(device)
-            PartialState._shared_state["device"] = device
             arguments._n_gpu = 1  # else all GPUs of the host would be this process's, by DataParallel
         show_rank(of_launcher("RANK", 0))
         return device
@@ -120,17 +101,6 @@ def patch_arguments() -> None:
     patched.is_of_unicron = True  # type: ignore[attr-defined]
     patched.__set_name__(TrainingArguments, _DEVICES)
     setattr(TrainingArguments, _DEVICES, patched)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Hide what the launcher says of ranks."""
-    variables = os.environ
-    kept = {name: variables.pop(name) for name in _OF_RANK if name in variables}
-    try:
-        yield
-    finally:
-        variables.update(kept)
 
 
 def _argument_facts(arguments: Any) -> ArgumentFacts:
@@ -146,32 +116,6 @@ def of_launcher_is_true(name: str) -> bool:
     from accelerate.utils import parse_flag_from_env
 
     return bool(parse_flag_from_env(name, False))
-
-
-def show_rank(rank: int) -> None:
-    """Have the Trainer, its callbacks and accelerate take this for the rank of this process."""
-    is_one_node = of_launcher("LOCAL_WORLD_SIZE", 1) == of_launcher("WORLD_SIZE", 1)
-    local = shown_local_rank(rank, of_launcher("LOCAL_RANK", 0), is_one_node=is_one_node)
-    for shared in _shared_states():
-        shared.update(dict(zip(_SHOWN, (rank, local), strict=True)))
-
-
-def _shared_states() -> list[dict[str, Any]]:
-    """Return where accelerate keeps ranks: it copies what it knows of processes into what it knows of training."""
-    return [each._shared_state for each in (PartialState, AcceleratorState) if each._shared_state]
-
-
-@contextmanager
-def shown_ranks(number: int) -> Iterator[None]:
-    """Have a Trainer that computes a loss take this for the number of processes."""
-    before = PartialState._shared_state[_RANKS]
-    for shared in _shared_states():
-        shared[_RANKS] = number
-    try:
-        yield
-    finally:
-        for shared in _shared_states():
-            shared[_RANKS] = before
 
 
 def trainer_facts(trainer: Any, *, ranks: int, has_trained: bool, is_search: bool) -> TrainerFacts:
@@ -227,27 +171,6 @@ def _wrapper(model: Any) -> str:
 def _is_divided(trainer: Any) -> bool:
     names = ("is_model_parallel", "is_distributed_loading_by_transformers")
     return any(getattr(trainer, name, False) for name in names) or trainer.get_tp_size() > 1
-
-
-def loader_facts(loader: Any) -> LoaderFacts:
-    """Read what decides whether batches can be read from a loader by number."""
-    parts = ("dataset", "batch_sampler", "collate_fn")
-    has_parts = all(getattr(loader, name, None) is not None for name in parts)
-    known = (DataLoader.__iter__, DataLoaderShard.__iter__)
-    return LoaderFacts(
-        kind=type(loader).__name__,
-        has_parts=has_parts,
-        is_iterated_otherwise=type(loader).__iter__ not in known,
-        batches=len(loader.batch_sampler) if has_parts else 0,
-    )
-
-
-def begin_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader's samplers, and its dataset, of an epoch, as the Trainer's loop does."""
-    sampler = loader.batch_sampler
-    for each in (loader, loader.dataset, sampler, getattr(sampler, "sampler", None)):
-        if each is not None and hasattr(each, "set_epoch"):
-            each.set_epoch(epoch)
 
 
 @contextmanager

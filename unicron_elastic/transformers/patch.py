@@ -16,11 +16,12 @@ except ImportError as error:
         raise Unusable(why) from error
     raise
 
+from unicron_elastic.accelerate.alone import has_begun
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import whole_number
 from unicron_elastic.transformers.in_place_trainer import InPlaceTrainer, in_place_class
-from unicron_elastic.transformers.parts import has_accelerate_begun, missing_parts, patch_arguments, versions
+from unicron_elastic.transformers.parts import missing_parts, patch_arguments, versions
 
 _MARK = "_is_of_unicron"
 
@@ -48,7 +49,7 @@ def patch(trainer_class: Any = None, *, ranks: int | None = None, **run_options:
                 "trains as it does without, and all ranks begin again after a loss.\n"
             )
         return False
-    if has_accelerate_begun() and of_launcher("WORLD_SIZE", 1) > 1:
+    if has_begun() and of_launcher("WORLD_SIZE", 1) > 1:
         raise WrongUseError(
             "unicron_elastic.transformers.patch() has to stand before TrainingArguments or an Accelerator are made, "
             "which make process groups of their own"

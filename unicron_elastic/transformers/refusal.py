@@ -54,15 +54,6 @@ class TrainerFacts(NamedTuple):
     averages_tokens: bool = True
 
 
-class LoaderFacts(NamedTuple):
-    """`LoaderFacts` are what matters of the data loader that a Trainer has made."""
-
-    kind: str = "DataLoader"
-    has_parts: bool = True
-    is_iterated_otherwise: bool = False
-    batches: int = 1
-
-
 def refusal_of_arguments(facts: ArgumentFacts) -> str:
     """Return why a Trainer with these arguments cannot go on in place; "" if it can."""
     if facts.has_deepspeed:
@@ -122,17 +113,6 @@ def _of_data(facts: TrainerFacts) -> str:
         return "ignore_data_skip begins an epoch again on the way, and data are read by the number of the step here"
     if facts.ranks > 1 and not facts.averages_tokens:
         return "average_tokens_across_devices=False has tokens weigh more or less by who computes them; leave it out"
-    return ""
-
-
-def refusal_of_loader(facts: LoaderFacts) -> str:
-    """Return why batches cannot be read from this loader by their number; "" if they can."""
-    if not facts.has_parts:
-        return f"get_train_dataloader() returned a {facts.kind} without dataset, batch_sampler and collate_fn"
-    if facts.is_iterated_otherwise:
-        return f"get_train_dataloader() returned a {facts.kind}, which changes batches while it is iterated"
-    if facts.batches < 1:
-        return "train_dataset has no batch"
     return ""
 
 

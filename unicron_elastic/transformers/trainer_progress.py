@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from unicron_elastic.training.loader.sample_order import SampleOrder, why_other_order
 from unicron_elastic.transformers.parts import set_state_values, state_values
-from unicron_elastic.transformers.sample_order import SampleOrder, why_other_order
 
 
 class TrainerProgress:

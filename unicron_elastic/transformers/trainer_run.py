@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
 
+from unicron_elastic.accelerate.alone import shown_ranks
 from unicron_elastic.training.data import ReadAhead
+from unicron_elastic.training.loader.loader_facts import order_of
+from unicron_elastic.training.loader.numbered_batches import numbered_batches
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.run import Run
 from unicron_elastic.training.step.randomness import Generators
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.transformers.loss_kind import PART, LossKind, loss_kind
-from unicron_elastic.transformers.numbered_batches import NumberedBatches
 from unicron_elastic.transformers.parts import (
     backward_by,
-    begin_epoch,
     metrics_kept,
     own_optimizer,
-    show_rank,
-    shown_ranks,
     take_rank,
 )
 from unicron_elastic.transformers.refusal import OTHER_LOSS, refused
-from unicron_elastic.transformers.sample_order import SampleOrder
 from unicron_elastic.transformers.trainer_progress import TrainerProgress
 from unicron_elastic.transformers.turns import Turns
 
@@ -44,9 +41,8 @@ class TrainerRun:
         self._options = options
         arguments, loader = trainer.args, turns.loader
         seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
-        self._order = SampleOrder(partial(begin_epoch, loader), partial(_listed, loader.batch_sampler, seed))
-        batches = NumberedBatches(loader, turns.plan, self._order, seed)
-        self._batches = ReadAhead(batches, loader.num_workers, _options_of(loader)) if loader.num_workers else batches
+        self._order = order_of(loader, seed)
+        self._batches = numbered_batches(loader, turns.plan, self._order, seed)
         self._progress = TrainerProgress(trainer, self._order, turns.plan.steps)
         self._run: Run | None = None
         self._steps: Iterator[Step] = iter(())
@@ -65,10 +61,6 @@ class TrainerRun:
     def has_begun(self) -> bool:
         """Return whether the run is there."""
         return self._run is not None
-
-    def hide_rank(self) -> None:
-        """Have a process that takes a lost one's place not be the first before it has come to the others."""
-        show_rank(of_launcher("RANK", 0) + of_launcher("UNICRON_TAKES_PLACE", 0) * of_launcher("WORLD_SIZE", 1))
 
     def begin(self) -> bool:
         """Join the others; return whether there is a step to make."""
@@ -201,15 +193,3 @@ class TrainerRun:
     def _show_rank(self) -> None:
         assert self._run is not None
         take_rank(self._trainer, self._run.rank)
-
-
-def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
-    """List the batches of an epoch: what a sampler draws from the global generators depends on the epoch alone."""
-    with Generators().kept((seed * 0x9E3779B97F4A7C15 + epoch) & 0xFFFFFFFFFFFFFFFF):
-        return [list(batch) for batch in sampler]
-
-
-def _options_of(loader: Any) -> dict[str, Any]:
-    """Return how a loader's workers read."""
-    names = ("prefetch_factor", "pin_memory", "worker_init_fn", "multiprocessing_context")
-    return {name: value for name in names if (value := getattr(loader, name, None)) is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from unicron_elastic.transformers.epoch_plan import EpochPlan
+from unicron_elastic.training.loader.epoch_plan import EpochPlan
 
 
 class Turn(dict[str, Any]):

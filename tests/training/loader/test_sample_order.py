@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from unicron_elastic.transformers.sample_order import SampleOrder, why_other_order
+from unicron_elastic.training.loader.sample_order import SampleOrder, why_other_order
 
 
 def order_of(seed: int, told: list[int] | None = None) -> SampleOrder:

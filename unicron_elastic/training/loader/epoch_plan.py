@@ -45,10 +45,3 @@ class EpochPlan(NamedTuple):
             raise ValueError(f"there is no micro-batch {index} of step {step}")
         epoch, place = self.place(step)
         return epoch, place * self.per_step + index
-
-
-def shown_local_rank(rank: int, local_rank: int, *, is_one_node: bool) -> int:
-    """Return what a Trainer is to take for the rank on its node: somebody is the first there if ranks are lost."""
-    if is_one_node:
-        return rank
-    return local_rank if rank else 0

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unicron_elastic.transformers.epoch_plan import EpochPlan, shown_local_rank
+from unicron_elastic.training.loader.epoch_plan import EpochPlan
 
 PLANS = st.builds(EpochPlan, batches=st.integers(1, 60), accumulated=st.integers(1, 5), ranks=st.integers(1, 5))
 
@@ -33,11 +33,3 @@ def test_there_is_no_other_batch(step: int, index: int) -> None:
     assert plan.batch(2, 1) == (0, 9)
     with pytest.raises(ValueError, match=f"no micro-batch {index} of step {step}"):
         plan.batch(step, index)
-
-
-@pytest.mark.parametrize(
-    ("rank", "local_rank", "is_one_node", "shown"),
-    [(1, 3, True, 1), (0, 3, True, 0), (0, 3, False, 0), (5, 1, False, 1)],
-)
-def test_somebody_is_the_first_of_a_node(rank: int, local_rank: int, is_one_node: bool, shown: int) -> None:
-    assert shown_local_rank(rank, local_rank, is_one_node=is_one_node) == shown

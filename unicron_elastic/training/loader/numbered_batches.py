@@ -1,12 +1,14 @@
-"""The batches of a Trainer's data loader by number, whoever asks, and however often."""
+"""The batches of a data loader by number, whoever asks, and however often."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from unicron_elastic.training.data import MicroBatchError, MicroBatches
-from unicron_elastic.transformers.epoch_plan import EpochPlan
-from unicron_elastic.transformers.sample_order import SampleOrder
+from unicron_elastic.training.data import MicroBatchError, MicroBatches, ReadAhead
+from unicron_elastic.training.loader.epoch_plan import EpochPlan
+from unicron_elastic.training.loader.sample_order import SampleOrder
+
+_OF_WORKERS = ("prefetch_factor", "pin_memory", "worker_init_fn", "multiprocessing_context")
 
 
 class NumberedBatches(MicroBatches):
@@ -25,3 +27,12 @@ class NumberedBatches(MicroBatches):
             return self._order.batch(*self._plan.batch(step, index))
         except (ValueError, IndexError) as error:  # as of an epoch's last step, if what it might have is read ahead
             raise MicroBatchError(step, index, [], str(error)) from error
+
+
+def numbered_batches(loader: Any, plan: EpochPlan, order: SampleOrder, seed: int) -> NumberedBatches | ReadAhead:
+    """Return a loader's batches by step and index, read as the loader reads: ahead, if it has workers."""
+    batches = NumberedBatches(loader, plan, order, seed)
+    if not loader.num_workers:
+        return batches
+    options = {name: value for name in _OF_WORKERS if (value := getattr(loader, name, None)) is not None}
+    return ReadAhead(batches, loader.num_workers, options)

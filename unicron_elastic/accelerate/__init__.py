@@ -1,0 +1,1 @@
+"""Accelerate goes on in place."""

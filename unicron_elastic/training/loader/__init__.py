@@ -1,0 +1,1 @@
+"""The batches of a data loader by number, in the order of its own sampler."""
