@@ -18,6 +18,7 @@ from unicron_elastic.lightning.parts import (
     begin_in_epoch,
     compute_by,
     count_by_others,
+    end_as_first,
     is_step_made,
     loss_of,
     place_in_epoch,
@@ -65,7 +66,7 @@ class LightningRun:
         self._is_taken = False  # the step in which the loop is
         self._is_open = False  # this rank is among the others, and they have not ended
         self._has_to_be_placed = False  # the loop, which begins in the middle of an epoch
-        self._is_first: bool | None = None
+        self._is_first = bool(trainer.is_global_zero)  # who takes a lost rank's place is not, before it has come
         compute_by(trainer, self._compute_turn)
 
     def count_from_checkpoint(self) -> None:
@@ -196,7 +197,9 @@ class LightningRun:
         rank, was_first = self._run.rank, self._is_first
         self._is_first = rank == 0
         self._trainer.strategy.take_rank(rank)
-        has_become_first = self._is_first and was_first is False
+        if was_first and not self._is_first:
+            end_as_first(self._trainer)
+        has_become_first = self._is_first and not was_first
         if has_become_first:
             begin_as_first(self._trainer)
         return has_become_first

@@ -57,7 +57,6 @@ _OF_TRAINER = (
     "fit_loop._data_fetcher",
     "fit_loop._restart_stage",
     "fit_loop._loaded_from_state_dict",
-    "fit_loop._resuming_from_checkpoint",
     "fit_loop.epoch_progress.current.processed",
     "fit_loop.epoch_progress.total.processed",
     "fit_loop.epoch_loop._batches_that_stepped",
@@ -184,6 +183,15 @@ def begin_as_first(trainer: Any) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             _go_on_writing(logger)
+
+
+def end_as_first(trainer: Any) -> None:
+    """Have the progress bar end, as another rank is the first one now."""
+    bar = trainer.progress_bar_callback
+    if bar is not None:
+        bar.disable()
+        if (inner := vars(bar).get("_train_progress_bar")) is not None:
+            inner.disable = True
 
 
 def _go_on_writing(logger: Any) -> None:
