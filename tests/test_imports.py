@@ -92,7 +92,7 @@ MAY_IMPORT = {
     ),
     ".": "training training.step worker",
     "training.loader": "training training.step",
-    "accelerate": "training",
+    "accelerate": "base training training.loader training.step",
     "lightning": "base training training.loader training.step",
     "transformers": "accelerate base training training.loader training.step",
     "launcher.export": "launcher.common launcher.config",

@@ -103,6 +103,7 @@ def test_plain_scripts_are_torchruns(trained: Any, name: str, arguments: tuple[s
         ("train_fsdp2.py", ("--batch-size=2", "--log-every=1", "--steps=3")),
         ("train_fsdp2_in_place.py", ("--shard=1", "--batch-size=2", "--log-every=1", "--steps=3")),
         ("train_paragraphs_in_place.py", ("--tensor=1", "--micro-batches=2", "--log-every=1", "--steps=3")),
+        ("train_accelerate_in_place.py", ("--samples=12", "--batch-size=2", "--epochs=1", "--log-every=1")),
         ("train_trainer_in_place.py", ("--paragraphs=100", "--width=16", "--log-every=1", "--steps=3")),
         ("train_lightning_in_place.py", ("--layers=1", "--width=16", "--batch-size=2", "--log-every=1", "--steps=3")),
     ],

@@ -24,6 +24,7 @@ from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients, 
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.place_of_call import PlaceOfCall
+from unicron_elastic.training.snapshot.registered_by import registered_by
 from unicron_elastic.training.snapshot.replication import BufferSync, Replication, reducers_of
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.snapshot.seldom_due import SeldomDue
@@ -129,6 +130,21 @@ class Run:
             ),
             peer_every=self._peer_snapshot_every,
         )
+
+    @classmethod
+    def of(cls, accelerator: Any, **options: Any) -> Run:
+        """Return the run of what an ``accelerate.Accelerator`` has prepared and registered for checkpointing.
+
+        ``options`` are those of ``Run``, and more state by name. Its steps are for an ``InPlaceAccelerator``; with
+        accelerate's own it keeps snapshots. Raises TypeError for what is no Accelerator, or has prepared no model.
+        """
+        is_in_place = hasattr(accelerator, "options_of_run")
+        if is_in_place:
+            options = accelerator.options_of_run(options)
+        run = cls(**registered_by(accelerator), **options)
+        if is_in_place:
+            accelerator.run_begins(run)
+        return run
 
     @property
     def rank(self) -> int:

@@ -9,8 +9,8 @@ import torch
 
 from unicron_elastic.accelerate.alone import shown_ranks
 from unicron_elastic.training.data import ReadAhead
-from unicron_elastic.training.loader.loader_facts import order_of
 from unicron_elastic.training.loader.numbered_batches import numbered_batches
+from unicron_elastic.training.loader.order_of import order_of
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.run import Run

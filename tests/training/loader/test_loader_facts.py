@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from unicron_elastic.training.loader.loader_facts import LoaderFacts, loader_facts, order_of, refusal_of_loader
+from unicron_elastic.training.loader.loader_facts import LoaderFacts, loader_facts, refusal_of_loader
 
 
 class Changing(DataLoader[Any]):
@@ -15,6 +15,13 @@ class Changing(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return iter(())
+
+
+class Stream(IterableDataset[int]):
+    """`Stream` has no numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
 
 
 def _data() -> TensorDataset:
@@ -30,6 +37,7 @@ def test_what_everybody_has_is_not_refused() -> None:
     [
         (LoaderFacts(kind="Mine", has_parts=False), "loader is a Mine without dataset"),
         (LoaderFacts(kind="Mine", is_iterated_otherwise=True), "loader is a Mine, which changes batches"),
+        (LoaderFacts(has_index=False), "loader has a dataset that can only be iterated"),
         (LoaderFacts(batches=0), "loader has no batch"),
     ],
 )
@@ -42,14 +50,4 @@ def test_a_loader_is_read_by_number_if_it_has_the_parts_for_that() -> None:
     assert loader_facts(Changing(_data(), 2)).is_iterated_otherwise
     assert not loader_facts(Changing(_data(), 2), (Changing.__iter__,)).is_iterated_otherwise
     assert not loader_facts(iter([1])).has_parts
-
-
-def test_what_a_sampler_draws_depends_on_seed_and_epoch_alone() -> None:
-    orders = [order_of(DataLoader(_data(), 2, shuffle=True), seed) for seed in (1, 1, 2)]
-    torch.manual_seed(3)
-    before = torch.random.get_rng_state()
-    found = [[order.batch(epoch, 0) for epoch in range(8)] for order in orders]
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert found[0] == found[1]
-    assert found[0] != found[2]
-    assert len({tuple(each) for each in found[0]}) > 1
+    assert not loader_facts(DataLoader(Stream(), 2)).has_index

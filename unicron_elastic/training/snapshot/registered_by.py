@@ -1,0 +1,32 @@
+"""What an ``accelerate.Accelerator`` has prepared and registered, as a Run takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_PARTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
+
+
+def registered_by(accelerator: Any) -> dict[str, Any]:
+    """Return the state of an Accelerator by the names that a Run has for it, with what is inside accelerate's wrappers.
+
+    Several models are one, as a list. Raises TypeError for what is no Accelerator, or has prepared no model.
+    """
+    if not all(isinstance(getattr(accelerator, name, None), list) for name in _PARTS):
+        raise TypeError(f"Run.of() takes an accelerate.Accelerator, and not a {type(accelerator).__name__}")
+    models, optimizers, schedulers, others = (getattr(accelerator, name) for name in _PARTS)
+    if not models:
+        raise TypeError("Run.of() was given an Accelerator without a model: call accelerator.prepare(model) before")
+    found: dict[str, Any] = {"model": models[0] if len(models) == 1 else nn.ModuleList(models)}
+    found |= _named("optimizer", [getattr(each, "optimizer", each) for each in optimizers])
+    found |= _named("scheduler", [getattr(each, "scheduler", each) for each in schedulers])
+    if accelerator.scaler is not None:
+        found["scaler"] = accelerator.scaler
+    return found | {f"registered_{number}": each for number, each in enumerate(others)}
+
+
+def _named(name: str, objects: list[Any]) -> dict[str, Any]:
+    """Name the first one so, and those that follow with a number."""
+    return {name if not number else f"{name}_{number}": each for number, each in enumerate(objects)}
