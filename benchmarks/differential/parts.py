@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -197,6 +198,8 @@ def make(case: Case, seed: int) -> Parts:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     model = Net(case.blocks, case.hows)
     if "unfreeze" in case.hows:
         for parameter in model.late():

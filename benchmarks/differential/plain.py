@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from unicron_elastic.training.step.randomness import Randomness  # how the documented seeding is done
+from unicron_elastic.training.step.randomness import OF_SCRIPT, Randomness  # how the documented seeding is done
 
 __all__ = ["PlainRun"]
 
@@ -26,7 +26,9 @@ class PlainRun:
 
     rank, world_size, is_partial = 0, 1, False
 
-    def __init__(self, *, model: nn.Module, scaler: Any = None, seed: int | None = 0, **registered: Any) -> None:
+    def __init__(
+        self, *, model: nn.Module, scaler: Any = None, seed: int | str | None = OF_SCRIPT, **registered: Any
+    ) -> None:
         self.model, self.scaler = model, scaler
         self.optimizers = [each for each in registered.values() if isinstance(each, torch.optim.Optimizer)]
         self.step = 0
@@ -73,6 +75,7 @@ class PlainStep:
         run.model.zero_grad()
         for optimizer in run.optimizers:  # which may have parameters that are no longer in the model
             optimizer.zero_grad()
+        run.random.take_seeds()
         run.random.keep()
         buffers = Buffers(run.model)
         for index in range(self.micro_batches):

@@ -26,6 +26,7 @@ class ThreadMates:
 
     mesh = None
     tensor = 1
+    shard = 0
     backend = "gloo"
 
     def __init__(self, rank: SeatRank, replica: Replica, seat: int) -> None:

@@ -289,12 +289,16 @@ class Engine:
         self._lay_out()
         self._count_micro_batches()
         self.guard.look(self._trainable.parameters)
+        self._take_seeds()
         self._randomness.keep()
         command = self._driver.post(StepBegun())
         if self._mates is not None and self.world_size > self._seats:
             self._replicas.share_digest(self._mates.share)
         self._inner_changes.begin()  # in a newcomer that may have brought the others' state once more
         return self._indices(command) or []
+
+    def _take_seeds(self) -> None:
+        self._randomness.take_seeds(None if self._mates is None else self._mates.share)
 
     def _count_micro_batches(self) -> None:
         """Asks the script, once, how many the step has that it is in, if its call has one more: others may ask it too.
@@ -843,6 +847,7 @@ class Engine:
             return unlike
         received: list[Any] = []
         began = time.monotonic()
+        self._take_seeds()
         try:
             broke = assembly.together(partial(self._transfer, command, unlike, received), "the state", is_work=True)
         except NotGivenError as error:
@@ -860,6 +865,7 @@ class Engine:
         """Takes over the model that the source has, and what else was not the same everywhere."""
         _, assembly = self._parts()
         shared = received.pop()
+        self._randomness.seeds.copy_(received.pop())
         copy_each(self._tensors(), received)
         if unlike and assembly.rank != source:
             self._some(unlike).load_state_dict(shared)
@@ -907,6 +913,7 @@ class Engine:
         source = command.source
         if command.begins:
             received += [tensor.clone(memory_format=torch.contiguous_format) for tensor in self._tensors()]
+            received.append(self._randomness.seeds.to(self._device, copy=True))
             for tensor in received:
                 self._transport.broadcast(tensor, source)
             some = self._some(unlike)

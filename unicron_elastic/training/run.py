@@ -30,11 +30,9 @@ from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.snapshot.seldom_due import SeldomDue
 from unicron_elastic.training.snapshot.unregistered import UnregisteredOptimizers
 from unicron_elastic.training.step import buffers
-from unicron_elastic.training.step.randomness import Randomness
+from unicron_elastic.training.step.randomness import OF_SCRIPT, Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
-
-_PART_FACTOR = 0xD6E8FEB86659FD93  # odd
 
 
 class Run:
@@ -47,10 +45,11 @@ class Run:
 
     ``reproducible``: the parameters and losses are bitwise those of any other run with the same micro-batches, however
     many ranks there are and whichever of them are lost. ``seed`` seeds the random numbers of torch, Python and NumPy
-    before each micro-batch, by step and index, so that dropout does not depend on who computes it; None leaves them
-    alone. ``backend`` is nccl for a model on GPUs, else gloo. ``timeout_s``: so long ranks wait for one that is idle;
-    for one at work, or in a phase that it has named, they wait until it comes. ``join_patience_s`` is how long a step
-    is held up for a newcomer that copies its state. ``on_regroup`` is called each time the process group was made anew.
+    before each micro-batch, by step and index, so that dropout does not depend on who computes it; "script": with what
+    the script has seeded each of them when its first step begins, on rank 0; None leaves them alone. ``backend`` is
+    nccl for a model on GPUs, else gloo. ``timeout_s``: so long ranks wait for one that is idle; for one at work, or in
+    a phase that it has named, they wait until it comes. ``join_patience_s`` is how long a step is held up for a
+    newcomer that copies its state. ``on_regroup`` is called each time the process group was made anew.
 
     ``snapshot_every`` and ``peer_snapshot_every``: ``steps()`` keeps a snapshot in memory at each step that one of them
     divides, and those of the latter are copied to a neighbouring node; 0: none. ``replicated``: all ranks have the same
@@ -72,7 +71,7 @@ class Run:
         scheduler: Stateful | None = None,
         scaler: Any = None,
         reproducible: bool = False,
-        seed: int | None = 0,
+        seed: int | str | None = OF_SCRIPT,
         backend: str | None = None,
         timeout_s: float = 600.0,
         join_patience_s: float = 5.0,
@@ -93,7 +92,7 @@ class Run:
             raise WrongUseError(why)
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         mates = self._mates = present_mates()
-        self._randomness = Randomness(None if seed is None else _of_part(whole_number("seed", seed), mates), device)
+        self._randomness = Randomness(_checked_seed(seed), device, 0 if mates is None else mates.shard)
         self._gradients = AccumulatedGradients(self._registered.objects.values())
         self._buffer_sync = BufferSync(reducers)
         self._epochs = OpenEpochs(self._randomness.generators, self._gradients.has_new)
@@ -474,6 +473,8 @@ def _backend(given: str | None, device: torch.device, mates: Mates | None) -> st
     return mates.backend
 
 
-def _of_part(seed: int, mates: Mates | None) -> int:
-    """Return the seed of this process, as those of one replica compute other parts of a micro-batch."""
-    return seed if mates is None else seed + mates.shard * _PART_FACTOR
+def _checked_seed(seed: Any) -> int | str | None:
+    """Return the seed. Raises TypeError or ValueError for what is none."""
+    if isinstance(seed, str) and seed != OF_SCRIPT:
+        raise ValueError(f"seed must be a whole number, None or {OF_SCRIPT!r}, got {seed!r}")
+    return seed if seed is None or isinstance(seed, str) else whole_number("seed", seed)

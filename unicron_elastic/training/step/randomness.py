@@ -5,18 +5,21 @@ Those are meant that come from what all code of a process draws from: torch's ge
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_STEP_FACTOR, _INDEX_FACTOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F  # odd, so that different pairs differ
+OF_SCRIPT = "script"  # a seed: what the script has seeded its generators with
+_KINDS = ("torch", "python", "numpy")
+_SEEDS = "seeds"  # in a state, beside those of generators
 _CPU = torch.device("cpu")
 
 
@@ -44,13 +47,13 @@ class Generators:
         if "numpy" in states:  # whose script draws from it: if it is not loaded here, that is still to come
             importlib.import_module("numpy.random").set_state(states["numpy"])
 
-    def seed(self, number: int) -> None:
-        """Seeds all of them with 64 bits."""
+    def seed(self, number: int, of_python: int | None = None, of_numpy: int | None = None) -> None:
+        """Seeds all of them with 64 bits, or each kind with its own."""
         for generator in self.of_torch().values():
             generator.manual_seed(number)
-        random.seed(number)
+        random.seed(number if of_python is None else of_python)
         if numpy := sys.modules.get("numpy.random"):
-            numpy.seed(number & 0xFFFFFFFF)
+            numpy.seed((number if of_numpy is None else of_numpy) & 0xFFFFFFFF)
 
     @contextmanager
     def kept(self, seed: int | None = None) -> Iterator[None]:
@@ -87,6 +90,24 @@ def unpacked(states: Mapping[str, Tensor]) -> dict[str, Any]:
     return found
 
 
+def _seeds_of_script() -> list[int]:
+    """Return seeds for torch, by its own, and for ``random`` and NumPy, by where they are: they do not tell theirs."""
+    of_torch = torch.initial_seed()
+    numpy = sys.modules.get("numpy.random")
+    of_numpy = numpy.get_state(legacy=False) if numpy else of_torch
+    return [_mixed(of_torch), _digest(random.getstate()), _digest(of_numpy)]
+
+
+def _mixed(*numbers: int) -> int:
+    """Return 63 bits in which each of these numbers changes all."""
+    return _digest(numbers)
+
+
+def _digest(value: Any) -> int:
+    text = json.dumps(value, default=lambda array: array.tolist())
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
 def _bytes_of(state: Any) -> Tensor:
     text = json.dumps(state, default=lambda array: array.tolist(), separators=(",", ":"))
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
@@ -97,13 +118,33 @@ def _value_of(state: Tensor) -> Any:
 
 
 class Randomness:
-    """Of the generators of the CPU and of ``device``. With ``seed`` None only ``load_state_dict`` changes anything."""
+    """`Randomness` is what a micro-batch draws from torch's generators, ``random`` and NumPy's: by step and index.
 
-    def __init__(self, seed: int | None, device: torch.device) -> None:
-        self._seed = seed
+    ``seed`` seeds all of them; ``OF_SCRIPT``: each goes by its own seed, as the script has set it when steps begin, and
+    all ranks by those of the first one. With None only ``load_state_dict`` changes anything. ``part`` is which part of
+    a micro-batch this process computes.
+    """
+
+    def __init__(self, seed: int | str | None, device: torch.device, part: int = 0) -> None:
+        self._is_seeding = seed is not None
+        self._part = part
+        self.seeds = torch.zeros(len(_KINDS), dtype=torch.int64)
+        self._has_seeds = not isinstance(seed, str)
+        if isinstance(seed, int):
+            self.seeds.fill_(seed % 2**63)
         self.generators = Generators(device)
         self._kept: dict[str, Any] | None = None
         self._yielded: dict[str, Any] = {}
+
+    def take_seeds(self, share: Callable[[str], Sequence[str]] | None = None) -> None:
+        """Take the script's own seeds, if they are to be its own and are not there yet.
+
+        ``share`` gives what all processes of a replica say: their first one has those of all.
+        """
+        if not self._has_seeds:
+            own = _seeds_of_script()
+            self.seeds.copy_(torch.tensor(json.loads(share(json.dumps(own))[0]) if share else own))
+            self._has_seeds = True
 
     @property
     def yielded(self) -> dict[str, Tensor]:
@@ -112,7 +153,7 @@ class Randomness:
 
     def note_yield(self) -> None:
         """Remembers where the generators are when the script is given a step, in which it may draw at once."""
-        if self._seed is not None:
+        if self._is_seeding:
             self._yielded = self.generators.states()
 
     def rewind(self, yielded: dict[str, Tensor]) -> None:
@@ -121,13 +162,14 @@ class Randomness:
 
     def keep(self) -> None:
         """Remembers where the generators are, at the beginning of a step."""
-        if self._seed is not None:
+        if self._is_seeding:
             self._kept = self.generators.states()
 
     def seed(self, step: int, index: int) -> None:
         """Seeds the generators for a micro-batch."""
-        if self._seed is not None:
-            self.generators.seed((self._seed + step * _STEP_FACTOR + index * _INDEX_FACTOR) % 2**63)
+        if self._is_seeding:
+            self.take_seeds()
+            self.generators.seed(*(_mixed(each, self._part, step, index) for each in self.seeds.tolist()))
 
     def give_back(self) -> None:
         """Puts the generators back to where they were at the beginning of the step."""
@@ -136,11 +178,16 @@ class Randomness:
             self._kept = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where the generators are outside of micro-batches."""
-        return packed(self._kept if self._kept is not None else self.generators.states())
+        """Where the generators are outside of micro-batches, and the seeds of micro-batches."""
+        states = packed(self._kept if self._kept is not None else self.generators.states())
+        return {**states, _SEEDS: self.seeds.clone()} if self._has_seeds else states
 
     def load_state_dict(self, states: dict[str, Tensor]) -> None:
         """Puts the generators there, after the present step if one has begun."""
+        if _SEEDS in states:
+            self.seeds.copy_(states[_SEEDS])
+            self._has_seeds = True
+            states = {name: each for name, each in states.items() if name != _SEEDS}
         if self._kept is not None:
             self._kept = unpacked(states)
         else:
