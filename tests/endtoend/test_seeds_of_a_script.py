@@ -54,7 +54,12 @@ def test_all_ranks_and_replacements_draw_by_the_seeds_of_rank_0(launcher: Any, s
     assert "1 rank goes on from the failed step." in job.err
     environ = {**os.environ, "PROBE": str(launcher.folder)}
     alone = subprocess.run(
-        [sys.executable, script], env=environ, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, str(launcher.folder / script)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     found = drawn(job.out)
     assert found == drawn(alone.stdout)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from unicron_elastic.lightning.lightning_progress import LightningProgress
-from unicron_elastic.lightning.loader_order import LoaderOrder
 from unicron_elastic.lightning.logged_values import LogExchange
 from unicron_elastic.lightning.parts import (
     StepResults,
@@ -30,6 +29,7 @@ from unicron_elastic.lightning.parts import (
 from unicron_elastic.lightning.refusal_of_options import refused
 from unicron_elastic.lightning.stand_ins import StandIns
 from unicron_elastic.training.data import ReadAhead
+from unicron_elastic.training.loader.loader_order import LoaderOrder
 from unicron_elastic.training.loader.numbered_batches import numbered_batches
 from unicron_elastic.training.loader.sample_order import SampleOrder
 from unicron_elastic.training.optimizer_step import Step

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
 
-from unicron_elastic.training.loader.loader_facts import listed
+from unicron_elastic.training.step.randomness import Generators
 
 
 class LoaderOrder:
@@ -16,10 +17,14 @@ class LoaderOrder:
     iterated once for each epoch before. Without one the order depends on the seed and the epoch.
     """
 
-    def __init__(self, loader: Any, seed: int, batches: int) -> None:
+    def __init__(self, loader: Any, seed: int, batches: int | None) -> None:
+        """``batches`` are those of an epoch that are trained; None: all, and what iterates them comes to their end.
+
+        There some samplers draw once more from a generator of their own.
+        """
         self._loader = loader
         self._seed = seed
-        self._count = batches  # that are trained of an epoch
+        self._count = batches
         self._generators = _generators_of(loader)
         self._before = [self._states()]  # where the generators are before each epoch that was reached
 
@@ -40,7 +45,8 @@ class LoaderOrder:
             generator.set_state(state)
         if (own := getattr(self._loader, "generator", None)) is not None:
             torch.empty((), dtype=torch.int64).random_(generator=own)  # as the loader does for its workers
-        batches = listed(self._loader.batch_sampler, self._seed, epoch, self._count)
+        with Generators().kept((self._seed * 0x9E3779B97F4A7C15 + epoch) & 0xFFFFFFFFFFFFFFFF):
+            batches = [list(batch) for batch in islice(self._loader.batch_sampler, self._count)]
         self._before[epoch + 1 :] = [self._states()]
         return batches
 

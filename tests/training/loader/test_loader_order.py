@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler, WeightedRandomSampler
 
-from unicron_elastic.lightning.loader_order import LoaderOrder
+from unicron_elastic.training.loader.loader_order import LoaderOrder
 
 DATA = list(range(10))
 
@@ -41,6 +41,14 @@ def test_it_is_that_of_a_loader_that_is_iterated_once_for_each_epoch(name: str, 
     assert LoaderOrder(loaders()[name], 0, count).batches(3) == iterated[3]
     assert order.batches(1) == iterated[1]
     assert order.batches(3) == iterated[3]
+
+
+@pytest.mark.parametrize("name", list(loaders()))
+def test_whole_epochs_are_those_of_a_loader_that_is_iterated_to_its_end(name: str) -> None:
+    one = loaders()[name]
+    iterated = [[batch.tolist() for batch in one] for _ in range(5)]
+    order = LoaderOrder(loaders()[name], 0, None)
+    assert [order.batches(epoch) for epoch in (4, 1, 3, 0, 2)] == [iterated[epoch] for epoch in (4, 1, 3, 0, 2)]
 
 
 def test_without_a_generator_it_depends_on_seed_and_epoch() -> None:
