@@ -113,6 +113,10 @@ BAD = {
     "exits": ("import os\nif 'KEEP' not in os.environ: os._exit(0)\n", "bad: its import ends the process"),
     "shared memory": ("import mmap\nM = mmap.mmap(-1, 100)\n", "bad: it makes memory that forks share"),
     "random": ("import random\nVALUE = random.random()\n", "bad: it draws random numbers, and the script may have"),
+    "entropy": ("import os\nVALUE = os.urandom(1)\n", "bad: it draws from the system's entropy"),
+    "secret": ("import secrets\nVALUE = secrets.randbits(9)\n", "bad: it draws from the system's entropy"),
+    "uuid": ("import uuid\nVALUE = uuid.uuid4()\n", "bad: it draws from the system's entropy"),
+    "generator": ("import numpy\nVALUE = numpy.random.default_rng()\n", "bad: it draws from the system's entropy"),
     "another": ("import sys\nimport other\n", "other: the workers did not import it"),
 }  # fmt: skip
 
@@ -122,9 +126,9 @@ def test_a_module_that_a_fork_could_tell_is_left_to_the_workers(learner: Learner
     body, why = BAD[name]
     learner.write("bad", body + "VALUE = globals().get('VALUE', 'bad')\n")
     (learner.warmer.folder / "other.py").write_text("")
-    warm = learner.begin(KEEP="", PYTHONPATH=f"{learner.folder}:{learner.warmer.folder}") if name == "another" else (
-        learner.begin()
-    )  # fmt: skip
+    preload = {"uuid": "uuid", "generator": "numpy.random"}.get(name, "colorsys")
+    more = {"KEEP": "", "PYTHONPATH": f"{learner.folder}:{learner.warmer.folder}"} if name == "another" else {}
+    warm = learner.begin(preload, **more)
     said = learner.learn(warm, "good", "bad", "last", changed={"SET": "1"}, seeded_before="bad")
     assert said.startswith("The next start finds 2 more modules imported, in "), said
     assert why in said

@@ -166,15 +166,17 @@ def test_random_states_differ_between_workers(warmer: Warmer) -> None:
         "python, seeded = random.Random(), random.Random(1)\n"
         "generator, seeded_generator = numpy.random.default_rng(), numpy.random.default_rng(2**100)\n"
         "state, seeded_state = numpy.random.RandomState(), numpy.random.RandomState(3)\n"
+        "bits, seeded_bits = numpy.random.PCG64(), numpy.random.PCG64(5)\n"
     )
     warmer.script.write_text(
         "import logging, multiprocessing, os, random, secrets, tempfile, threading, uuid, numpy, torch\n"
         "import own_generators as own\n"
         "draws = [random.random(), numpy.random.random(), next(tempfile._get_candidate_names()), uuid.uuid4(),\n"
         "    uuid.uuid1(), torch.rand(1).item(), torch.initial_seed(), own.python.random(), own.generator.random(),\n"
-        "    own.state.random(), multiprocessing.current_process().authkey.hex(), logging._startTime]\n"
+        "    own.state.random(), multiprocessing.current_process().authkey.hex(), logging._startTime,\n"
+        "    own.bits.random_raw()]\n"
         "same = [own.seeded.random(), own.seeded_generator.random(), own.seeded_state.random(),\n"
-        "    torch.Generator().initial_seed()]\n"
+        "    torch.Generator().initial_seed(), own.seeded_bits.random_raw()]\n"
         "assert threading.main_thread().native_id == os.getpid()\n"
         "assert secrets.randbits is numpy.random.bit_generator.randbits\n"
         "assert random.Random.seed.__module__ == secrets.randbits.__module__ == 'random'\n"
@@ -186,8 +188,8 @@ def test_random_states_differ_between_workers(warmer: Warmer) -> None:
     outputs = [warmer.fork(warm, env={**os.environ, **path}).output() for _ in range(2)]
     assert [error for _, error in outputs] == ["", ""]
     one, other = (out.split() for out, _ in outputs)
-    assert len(one) == 16
-    assert [index for index in range(16) if one[index] == other[index]] == [12, 13, 14, 15]
+    assert len(one) == 18
+    assert [index for index in range(18) if one[index] == other[index]] == [13, 14, 15, 16, 17]
 
 
 READS = """

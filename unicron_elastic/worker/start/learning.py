@@ -16,15 +16,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.abc import MetaPathFinder
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from unicron_elastic.compat.loaded import DYNAMO, watch_default_group
 from unicron_elastic.worker.helper_tasks import Learn, NotLearned
 from unicron_elastic.worker.process.imported_modules import file_of
 from unicron_elastic.worker.process.prctl import die_with_parent, outlive_parent, wait_for_parent
+from unicron_elastic.worker.start.entropy_watch import EntropyWatch, module_that_runs
 from unicron_elastic.worker.start.observed import change, children, observed
-from unicron_elastic.worker.start.renewal import is_renewed
+from unicron_elastic.worker.start.renewal import is_renewed, renews
 from unicron_elastic.worker.start.stamps import Stamps
 
 BATCH_S = 0.3  # of processor time between two forks
@@ -158,7 +159,7 @@ class Learning:
         before, state = observed(), random.getstate()
         self._watch.begin()
         try:
-            with watch_default_group() as asked:
+            with watch_default_group() as asked, EntropyWatch() as entropy:
                 importlib.import_module(name)
         except Exception as error:
             raise _Unlearnable(name, _ended_with(error)) from None
@@ -170,6 +171,8 @@ class Learning:
             self._check_late(name, new, asked)
         self._check_new(new)
         self._check_environment(name, is_late=is_late)
+        if (drawing := next((each for each in sorted(entropy.drawn) if not renews(each)), None)) is not None:
+            raise _Unlearnable(drawing or name, "it draws from the system's entropy, which differs between processes")
         before["the environment"] = {**before["the environment"], **self.set_variables}
         if (what := change(before, observed())) is not None:
             raise _Unlearnable(name, f"it changes {what}")
@@ -272,15 +275,15 @@ class _EnvironmentWatch:
         get, put, remove = self._hooks.values()
 
         def noted_get(environ: Any, name: str) -> str:
-            self.read.add((name, _module_that_runs()))
+            self.read.add((name, module_that_runs()))
             return get(environ, name)  # type: ignore[no-any-return]
 
         def noted_put(environ: Any, name: str, value: str) -> None:
-            self.changed.add((name, _module_that_runs()))
+            self.changed.add((name, module_that_runs()))
             put(environ, name, value)
 
         def noted_remove(environ: Any, name: str) -> None:
-            self.changed.add((name, _module_that_runs()))
+            self.changed.add((name, module_that_runs()))
             remove(environ, name)
 
         kind.__getitem__, kind.__setitem__, kind.__delitem__ = noted_get, noted_put, noted_remove
@@ -288,16 +291,6 @@ class _EnvironmentWatch:
     def __exit__(self, *_: object) -> None:
         for name, hook in self._hooks.items():
             setattr(type(os.environ), name, hook)
-
-
-def _module_that_runs() -> str:
-    """The innermost module that is being imported."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name == "<module>":
-            return str(frame.f_globals.get("__name__"))
-        frame = frame.f_back
-    return ""
 
 
 def _tell(fd: int, line: str) -> None:

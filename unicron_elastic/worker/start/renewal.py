@@ -56,10 +56,14 @@ class Renewal:
         numpy_random: Any = sys.modules.get("numpy.random")
         if numpy_random is None:
             return []
-        holders = (numpy_random.Generator, numpy_random.RandomState)
+        holders, kind = (numpy_random.Generator, numpy_random.RandomState), numpy_random.BitGenerator
         # By type(), as isinstance() would ask the objects, and some answer with a warning.
-        held = [each for each in gc.get_objects() if issubclass(type(each), holders)]
-        found = {id(one): one for one in (getattr(each, "bit_generator", None) or each._bit_generator for each in held)}
+        held = [each for each in gc.get_objects() if issubclass(type(each), (*holders, kind))]
+        ones = (
+            each if issubclass(type(each), kind) else getattr(each, "bit_generator", None) or each._bit_generator
+            for each in held
+        )
+        found = {id(one): one for one in ones}
         return [one for one in found.values() if _entropy(one) in self._entropy]
 
     def renew(self) -> None:
@@ -135,6 +139,11 @@ _RENEWED: dict[str, tuple[str, ...]] = {
 _OWN_BEGINNINGS = {"fsspec.config": "FSSPEC"}
 
 
+def renews(module: str) -> bool:
+    """Return whether a fork makes anew what this module leaves."""
+    return module in _OF_MODULES
+
+
 def is_renewed(module: str, variable: str) -> bool:
     """Whether it does not matter, in a fork, what the module has read of this variable while it was imported."""
     beginning = _OWN_BEGINNINGS.get(module)
@@ -145,6 +154,7 @@ _OF_MODULES: dict[str, Callable[[Any], None]] = {
     "numpy.random": _renew_numpy,
     "torch": _renew_torch,
     "multiprocessing.process": _renew_multiprocessing,
+    "multiprocess.process": _renew_multiprocessing,  # of datasets
     "logging": _renew_logging,
     "sympy.core.symbol": _renew_sympy,
     "torchmetrics.utilities.prints": _renew_torchmetrics,
