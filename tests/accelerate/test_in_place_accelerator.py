@@ -132,6 +132,19 @@ def test_what_can_only_be_iterated_is_refused() -> None:
         accelerator.batches(accelerator.prepare(DataLoader(Stream(), 2)))
 
 
+def test_what_a_sampler_draws_goes_by_torchs_seed_or_the_one_given() -> None:
+    accelerator = InPlaceAccelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(data(32), 32, shuffle=True))
+
+    def order(of_script: int, **options: Any) -> list[float]:
+        torch.manual_seed(of_script)
+        found: list[float] = accelerator.batches(loader, **options)(0, 0)[0].flatten().tolist()
+        return found
+
+    assert order(1) == order(1) != order(2)
+    assert order(1, seed=3) == order(2, seed=3) != order(1)
+
+
 def test_another_order_than_the_others_is_refused() -> None:
     accelerator = InPlaceAccelerator(cpu=True)
     _, _, loader, _ = prepared(accelerator)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
+import torch
+
 from unicron_elastic.base.extras import Unusable, why_missing
 
 try:
@@ -87,17 +89,19 @@ class InPlaceAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         self._run: Run | None = None
         hide_rank()
 
-    def batches(self, loader: Any, *, seed: int = 0) -> LoaderBatches:
+    def batches(self, loader: Any, *, seed: int | None = None) -> LoaderBatches:
         """Return the batches of a prepared loader by step and index, with ``gradient_accumulation_steps`` a rank.
 
-        Its own sampler has the order; what that draws from global random numbers is by ``seed`` and epoch. Raises
-        WrongUseError for a loader whose batches cannot be read by number, and behind ``Run.of``.
+        Its own sampler has the order; what that draws from global random numbers is by ``seed``, which is torch's by
+        default, and epoch. Raises WrongUseError for a loader whose batches cannot be read by number, and behind
+        ``Run.of``.
         """
         self._refuse(LATE_BATCHES if self._run is not None else "")
         known = (accelerate.data_loader.DataLoaderShard.__iter__,)
         facts = loader_facts(loader, known)
         self._refuse(refusal_of_loader(facts, "what batches() was given"))
         plan = EpochPlan(facts.batches, self.gradient_accumulation_steps, self.ranks)
+        seed = torch.initial_seed() if seed is None else whole_number("seed", seed)
         made = LoaderBatches(loader, plan, self.device, seed, self._present_run)
         self._batches.append(made)
         return made

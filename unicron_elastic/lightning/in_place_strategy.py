@@ -126,7 +126,8 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         batches, turns = limited(options.batches, self._ranks, trainer.limit_train_batches)
         plan = EpochPlan(max(batches, 1), trainer.accumulate_grad_batches, self._ranks)
         self._stand_ins = StandIns(dataloader, plan, turns, self._begin_turn)
-        self._ours = LightningRun(trainer, self._stand_ins, of_launcher("PL_GLOBAL_SEED", 0), self._run_options)
+        seed = of_launcher("PL_GLOBAL_SEED", torch.initial_seed())
+        self._ours = LightningRun(trainer, self._stand_ins, seed, self._run_options)
         self._ours.count_from_checkpoint()
         return self._stand_ins
 

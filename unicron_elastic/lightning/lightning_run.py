@@ -53,7 +53,7 @@ class LightningRun:
         self._trainer = trainer
         self._plan = stand_ins.plan
         self._turns = len(stand_ins)
-        self._options = {"seed": seed, **options}
+        self._options = options
         order = LoaderOrder(stand_ins.loader, seed, self._plan.batches)
         self._order = SampleOrder(order.begin_epoch, order.batches)
         self._batches = numbered_batches(stand_ins.loader, self._plan, self._order, seed)
