@@ -192,6 +192,15 @@ def test_a_job_that_starts_without_a_state_that_is_there_says_so() -> None:
         assert start == StartJob("a", 7, f"a starts, as 2 nodes wait for it and it needs 2.{said}")
 
 
+def test_a_job_that_is_given_the_node_with_its_state_does_not_say_that_it_starts_without() -> None:
+    jobs = (replace(A, phase=JobPhase.SUBMITTED),)
+    found = snapshot(
+        *(at(name, "a", state=NodeState.JOINING) for name in "12"), replace(at("3", ""), keeps=("a",)), jobs=jobs
+    )
+    start = reconcile(found, published(found, **{"1": "a", "2": "a", "3": "a"}))[-1]
+    assert start == StartJob("a", 7, "a starts, as 2 nodes wait for it and it needs 2.")
+
+
 def test_a_job_gets_the_idle_nodes_that_have_its_state_first() -> None:
     keeper = replace(at("3", ""), keeps=("b", "a"))
     found = snapshot(at("1", ""), at("2", ""), keeper)

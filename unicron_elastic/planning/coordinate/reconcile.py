@@ -148,14 +148,14 @@ def _starts(snapshot: ClusterSnapshot, published: Published) -> Iterator[StartJo
         if count >= job.least_nodes:
             waits = "1 node waits" if count == 1 else f"{count} nodes wait"
             reason = f"{job.name} starts, as {waits} for it and it needs {job.least_nodes}."
-            reason += _without_state(snapshot, job.name)
+            reason += _without_state(snapshot, job.name, wanted)
             yield StartJob(job.name, published.revision, reason)
 
 
-def _without_state(snapshot: ClusterSnapshot, job: str) -> str:
-    """Says that the job begins without a state that is there, if that is so."""
+def _without_state(snapshot: ClusterSnapshot, job: str, wanted: Mapping[str, str]) -> str:
+    """Says that the job begins without a state that is there, if that is so; who is on its way to the job has it."""
     keepers = [node for node in snapshot.nodes if job in node.keeps]
-    if not keepers or any(node.held_by == job for node in keepers):
+    if not keepers or any(job in (node.held_by, wanted.get(node.node_id)) for node in keepers):
         return ""
     hosts = [node.host for node in keepers[:KEEPERS_NAMED]]
     more = len(keepers) - len(hosts)
