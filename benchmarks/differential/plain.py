@@ -36,6 +36,7 @@ class PlainRun:
 
     def steps(self, total: int, micro_batches: int) -> Iterator[PlainStep]:
         """As ``Run.steps``."""
+        self.random.take_seeds()
         while self.step < total:
             step = PlainStep(self, micro_batches)
             yield step
@@ -75,7 +76,6 @@ class PlainStep:
         run.model.zero_grad()
         for optimizer in run.optimizers:  # which may have parameters that are no longer in the model
             optimizer.zero_grad()
-        run.random.take_seeds()
         run.random.keep()
         buffers = Buffers(run.model)
         for index in range(self.micro_batches):

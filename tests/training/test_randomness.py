@@ -35,6 +35,7 @@ def draw() -> Drawn:
 
 
 def drawn(randomness: Randomness, step: int, index: int) -> Drawn:
+    randomness.take_seeds()
     randomness.seed(step, index)
     return draw()
 

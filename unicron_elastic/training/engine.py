@@ -289,16 +289,12 @@ class Engine:
         self._lay_out()
         self._count_micro_batches()
         self.guard.look(self._trainable.parameters)
-        self._take_seeds()
         self._randomness.keep()
         command = self._driver.post(StepBegun())
         if self._mates is not None and self.world_size > self._seats:
             self._replicas.share_digest(self._mates.share)
         self._inner_changes.begin()  # in a newcomer that may have brought the others' state once more
         return self._indices(command) or []
-
-    def _take_seeds(self) -> None:
-        self._randomness.take_seeds(None if self._mates is None else self._mates.share)
 
     def _count_micro_batches(self) -> None:
         """Asks the script, once, how many the step has that it is in, if its call has one more: others may ask it too.
@@ -557,6 +553,7 @@ class Engine:
         if isinstance(record, Passing) and record.kept is not None:
             self._registered.load()  # the script may have changed what it had copied
         self._hear_news()
+        self._randomness.take_seeds(None if self._mates is None else self._mates.share)
         command = self._driver.post(CallBegun(until))
         if not isinstance(record, Finished):
             if isinstance(command, LetGo) and command.is_over:
@@ -847,7 +844,6 @@ class Engine:
             return unlike
         received: list[Any] = []
         began = time.monotonic()
-        self._take_seeds()
         try:
             broke = assembly.together(partial(self._transfer, command, unlike, received), "the state", is_work=True)
         except NotGivenError as error:

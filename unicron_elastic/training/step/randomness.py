@@ -168,7 +168,7 @@ class Randomness:
     def seed(self, step: int, index: int) -> None:
         """Seeds the generators for a micro-batch."""
         if self._is_seeding:
-            self.take_seeds()
+            assert self._has_seeds, "take_seeds() comes before"
             self.generators.seed(*(_mixed(each, self._part, step, index) for each in self.seeds.tolist()))
 
     def give_back(self) -> None:
