@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, PartialState
 
-from unicron_elastic.training.of_launcher import of_launcher, shown_local_rank
+from unicron_elastic.training.of_launcher import of_launcher, rank_before_meeting, shown_local_rank
 
 _SHOWN = ("process_index", "local_process_index")
 _RANKS = "num_processes"
@@ -64,7 +64,7 @@ def show_rank(rank: int) -> None:
 
 def hide_rank() -> None:
     """Have a process that takes a lost one's place not be the first before it has come to the others."""
-    show_rank(of_launcher("RANK", 0) + of_launcher("UNICRON_TAKES_PLACE", 0) * of_launcher("WORLD_SIZE", 1))
+    show_rank(rank_before_meeting())
 
 
 @contextmanager

@@ -42,7 +42,7 @@ from unicron_elastic.training.loader.loader_facts import loader_facts, refusal_o
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.run import Run
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.training.whole_number import whole_number
+from unicron_elastic.training.whole_number import check_ranks, whole_number
 
 _DIVIDES = {
     "deepspeed_plugin": "DeepSpeed",
@@ -68,8 +68,7 @@ class InPlaceAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, ranks: int | None = None, **kwargs: Any) -> None:
-        if ranks is not None and whole_number("ranks", ranks) < 1:
-            raise ValueError(f"ranks must be 1 or more, got {ranks}")
+        check_ranks(ranks)
         if missing := missing_parts():
             raise WrongUseError(refused(f"accelerate {accelerate.__version__} has not {missing}"))
         self._refuse(refusal_of_accelerator(AcceleratorFacts(has_begun(), _divided_by(kwargs))))

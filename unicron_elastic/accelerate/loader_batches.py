@@ -12,7 +12,6 @@ from unicron_elastic.training.data import ReadAhead
 from unicron_elastic.training.loader.epoch_plan import EpochPlan
 from unicron_elastic.training.loader.numbered_batches import numbered_batches
 from unicron_elastic.training.loader.order_of import order_of
-from unicron_elastic.training.loader.sample_order import why_other_order
 from unicron_elastic.training.optimizer_step import Step
 from unicron_elastic.training.run import Run
 
@@ -49,8 +48,7 @@ class LoaderBatches:
             self._agreed = {"epoch": epoch, "digest": self._order.digest(epoch)}
             if self._has_begun:
                 self.load_state_dict(run.broadcast_object(self._agreed))
-        is_even = plan.batches % plan.per_step == 0
-        for step in run.steps(total, plan.per_step if is_even else plan.micro_batches):
+        for step in run.steps(total, plan.counts):
             self._has_begun = True
             yield step
 
@@ -69,7 +67,6 @@ class LoaderBatches:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Look whether others have the same order. Raises ValueError if they have another."""
-        epoch = state_dict["epoch"]
-        if why := why_other_order(epoch, self._order.digest(epoch), state_dict["digest"]):
-            raise ValueError(why)
-        self._agreed = {"epoch": epoch, "digest": state_dict["digest"]}
+        agreed = {name: state_dict[name] for name in ("epoch", "digest")}
+        self._order.check(**agreed)
+        self._agreed = agreed

@@ -35,9 +35,9 @@ from unicron_elastic.lightning.parts import (
 from unicron_elastic.lightning.refusal_of_options import refusal_of_loader_options, refusal_of_options, refused
 from unicron_elastic.lightning.stand_ins import StandIn, StandIns, limited
 from unicron_elastic.training.loader.epoch_plan import EpochPlan
-from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.of_launcher import of_launcher, rank_before_meeting
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.training.whole_number import whole_number
+from unicron_elastic.training.whole_number import check_ranks
 
 _OF_TRAINER = {"lightning", "model", "optimizer", "scaler", "scheduler"}
 
@@ -56,8 +56,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         super().__init__(checkpoint_io=checkpoint_io)
         if taken := sorted(_OF_TRAINER & set(run_options)):
             raise TypeError(f"InPlaceStrategy() got {taken[0]}, which is the Trainer's: options are those of Run")
-        if ranks is not None and whole_number("ranks", ranks) < 1:
-            raise ValueError(f"ranks must be 1 or more, got {ranks}")
+        check_ranks(ranks)
         self._check_parts(missing_parts())
         self._ranks = ranks or of_launcher("WORLD_SIZE", 1)
         self._run_options = run_options
@@ -68,7 +67,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._phase = ExitStack()
         self.local_rank = of_launcher("LOCAL_RANK", 0)
         # A process that takes a lost one's place is not the first before it has come to the others.
-        self.take_rank(of_launcher("RANK", 0) + of_launcher("UNICRON_TAKES_PLACE", 0) * of_launcher("WORLD_SIZE", 1))
+        self.take_rank(rank_before_meeting())
 
     @staticmethod
     def _check_parts(missing: str) -> None:

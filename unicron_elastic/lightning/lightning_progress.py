@@ -6,7 +6,7 @@ from typing import Any
 
 from unicron_elastic.lightning.logged_values import LogExchange
 from unicron_elastic.lightning.parts import folders_of, loop_state, take_folders, take_loop_state
-from unicron_elastic.training.loader.sample_order import SampleOrder, why_other_order
+from unicron_elastic.training.loader.sample_order import SampleOrder
 
 
 class LightningProgress:
@@ -44,9 +44,7 @@ class LightningProgress:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` gave. Raises ValueError if it cannot belong to this rank."""
-        order = state_dict["order"]
-        if why := why_other_order(order["epoch"], self._order.digest(order["epoch"]), order["digest"]):
-            raise ValueError(why)
+        self._order.check(**state_dict["order"])
         self._exchange.ways = dict(state_dict["ways"])
         self.take_folders(state_dict)
         take_loop_state(self._trainer, state_dict)

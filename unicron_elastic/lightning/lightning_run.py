@@ -96,8 +96,7 @@ class LightningRun:
         if begun:
             run.begin_at(begun)
         run.restore()
-        even = self._plan.batches % self._plan.per_step == 0
-        self._steps = run.steps(self._total(), self._plan.per_step if even else self._plan.micro_batches)
+        self._steps = run.steps(self._total(), self._plan.counts)
         self._step = next(self._steps, None)
         step = run.step if self._step is None else self._step.number
         if step != begun:

@@ -34,11 +34,12 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from unicron_elastic.lightning.logged_values import Logged, LoggedValues, of_step
 from unicron_elastic.lightning.refusal_of_options import HOOKS, LoaderOptions, TrainerOptions
+from unicron_elastic.training.loader.loader_facts import has_index
 from unicron_elastic.training.step.wrong_use import WrongUseError
 
 # What is called or put in place of, with the arguments by which that is done.
@@ -152,16 +153,14 @@ def loader_options(loader: Any, *, is_second: bool) -> LoaderOptions:
     kind = type(loader).__name__
     if not isinstance(loader, DataLoader):
         return LoaderOptions(kind=kind, is_plain=False, is_second=is_second)
-    dataset = loader.dataset
-    has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    has_index = has_index and not isinstance(dataset, IterableDataset)
+    is_numbered = has_index(loader.dataset)
     has_batches = loader.batch_sampler is not None
     return LoaderOptions(
         kind=kind,
-        has_index=has_index,
+        has_index=is_numbered,
         has_batches=has_batches,
         is_iterated_otherwise=type(loader).__iter__ is not DataLoader.__iter__,
-        batches=len(loader.batch_sampler) if has_index and loader.batch_sampler is not None else 0,
+        batches=len(loader.batch_sampler) if is_numbered and has_batches else 0,
         is_second=is_second,
     )
 

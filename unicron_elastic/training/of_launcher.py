@@ -15,3 +15,8 @@ def shown_local_rank(rank: int, local_rank: int, *, is_one_node: bool) -> int:
     if is_one_node:
         return rank
     return local_rank if rank else 0
+
+
+def rank_before_meeting() -> int:
+    """Return the rank of this process; one behind all others if it takes a lost one's place, and has not met them."""
+    return of_launcher("RANK", 0) + of_launcher("UNICRON_TAKES_PLACE", 0) * of_launcher("WORLD_SIZE", 1)

@@ -23,6 +23,12 @@ def whole_number(name: str, value: Any) -> int:
         raise TypeError(f"{name} must be a whole number, and not {shown(value)}") from None
 
 
+def check_ranks(ranks: Any) -> None:
+    """Raise TypeError or ValueError for what is no number of ranks; None is as many as there are."""
+    if ranks is not None and whole_number("ranks", ranks) < 1:
+        raise ValueError(f"ranks must be 1 or more, got {ranks}")
+
+
 def seconds(name: str, value: Any) -> float:
     """Return it as a float. Raises TypeError that names the argument."""
     if not isinstance(value, SupportsFloat):

@@ -18,12 +18,12 @@ import accelerate
 import torch
 import transformers
 from torch import nn
-from torch.utils.data import IterableDataset
 from transformers import TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from unicron_elastic.accelerate import alone
 from unicron_elastic.accelerate.alone import show_rank
+from unicron_elastic.training.loader.loader_facts import has_index
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.transformers.refusal import (
@@ -129,7 +129,7 @@ def trainer_facts(trainer: Any, *, ranks: int, has_trained: bool, is_search: boo
         ranks=ranks,
         has_trained=has_trained,
         is_search=is_search,
-        has_index=_has_index(trainer.train_dataset),
+        has_index=has_index(trainer.train_dataset),
         wrapped_in=_wrapper(model),
         is_divided=_is_divided(trainer),
         mixed_precision=str(trainer.accelerator.mixed_precision),
@@ -155,11 +155,6 @@ def _overrides(kind: type[Any]) -> tuple[str, ...]:
     classes = [each for each in kind.__mro__ if not each.__module__.startswith(ours)]
     below = classes[: classes.index(transformers.Trainer)]
     return tuple(name for name in _OF_LOOP if any(name in vars(each) for each in below))
-
-
-def _has_index(dataset: Any) -> bool:
-    is_iterated = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-    return not is_iterated and hasattr(dataset, "__len__")
 
 
 def _wrapper(model: Any) -> str:

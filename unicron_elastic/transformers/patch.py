@@ -19,7 +19,7 @@ except ImportError as error:
 from unicron_elastic.accelerate.alone import has_begun
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.training.whole_number import whole_number
+from unicron_elastic.training.whole_number import check_ranks
 from unicron_elastic.transformers.in_place_trainer import InPlaceTrainer, in_place_class
 from unicron_elastic.transformers.parts import missing_parts, patch_arguments, versions
 
@@ -40,8 +40,7 @@ def patch(trainer_class: Any = None, *, ranks: int | None = None, **run_options:
         raise TypeError(f"patch() takes transformers.Trainer or a class that is made of it, and not {kind!r}")
     if taken := sorted({"model", "optimizer", "scheduler", "scaler", "trainer"} & set(run_options)):
         raise TypeError(f"patch() got {taken[0]}, which is the Trainer's: options are those of Run that are no state")
-    if ranks is not None and whole_number("ranks", ranks) < 1:
-        raise ValueError(f"ranks must be 1 or more, got {ranks}")
+    check_ranks(ranks)
     if missing := missing_parts(kind):
         if of_launcher("RANK", 0) == 0:
             sys.stderr.write(

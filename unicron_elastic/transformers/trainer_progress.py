@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unicron_elastic.training.loader.sample_order import SampleOrder, why_other_order
+from unicron_elastic.training.loader.sample_order import SampleOrder
 from unicron_elastic.transformers.parts import set_state_values, state_values
 
 
@@ -35,9 +35,7 @@ class TrainerProgress:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what ``state_dict`` or ``news`` gave. Raises ValueError if it cannot belong to this rank."""
         values = json.loads(bytes(state_dict["text"].tolist()))
-        epoch, digest = values["order"]
-        if why := why_other_order(epoch, self._order.digest(epoch), digest):
-            raise ValueError(why)
+        self._order.check(*values["order"])
         set_state_values(self._trainer, values)
         log = self._trainer.state.log_history
         log[values["from"] :] = values["log"]

@@ -75,8 +75,7 @@ class TrainerRun:
         if trainer.state.global_step:
             run.begin_at(trainer.state.global_step)
         run.restore()
-        even = self._plan.batches % self._plan.per_step == 0
-        self._steps = run.steps(trainer.state.max_steps, self._plan.per_step if even else self._plan.micro_batches)
+        self._steps = run.steps(trainer.state.max_steps, self._plan.counts)
         self._take()
         if self._step is not None:
             trainer.state.global_step = self._step.number

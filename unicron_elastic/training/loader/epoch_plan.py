@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -38,6 +39,11 @@ class EpochPlan(NamedTuple):
     def micro_batches(self, step: int) -> int:
         """Return how many batches a step has."""
         return min(self.per_step, self.batches - self.place(step)[1] * self.per_step)
+
+    @property
+    def counts(self) -> int | Callable[[int], int]:
+        """Return how many batches steps have, as ``run.steps()`` takes it: an epoch's last one may have fewer."""
+        return self.micro_batches if self.batches % self.per_step else self.per_step
 
     def batch(self, step: int, index: int) -> tuple[int, int]:
         """Return the epoch, and which of its batches this one of the step is. Raises ValueError if there is none."""

@@ -22,16 +22,20 @@ def loader_facts(loader: Any, known: Collection[Callable[..., Any]] = ()) -> Loa
     """Return what matters of this loader; ``known`` iterators leave batches as they are."""
     parts = ("dataset", "batch_sampler", "collate_fn")
     has_parts = all(getattr(loader, name, None) is not None for name in parts)
-    dataset = getattr(loader, "dataset", None)
-    has_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    has_index = has_index and not isinstance(dataset, IterableDataset)
+    is_numbered = has_index(getattr(loader, "dataset", None))
     return LoaderFacts(
         kind=type(loader).__name__,
         has_parts=has_parts,
-        has_index=has_index,
+        has_index=is_numbered,
         is_iterated_otherwise=type(loader).__iter__ not in (DataLoader.__iter__, *known),
-        batches=len(loader.batch_sampler) if has_parts and has_index else 0,
+        batches=len(loader.batch_sampler) if has_parts and is_numbered else 0,
     )
+
+
+def has_index(dataset: Any) -> bool:
+    """Return whether samples can be read by number from a dataset, and not only in its own order."""
+    has_both = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return has_both and not isinstance(dataset, IterableDataset)
 
 
 def refusal_of_loader(facts: LoaderFacts, name: str) -> str:

@@ -35,6 +35,11 @@ class SampleOrder:
             self._digests[epoch] = found.hexdigest()
         return self._digests[epoch]
 
+    def check(self, epoch: int, digest: str) -> None:
+        """Raise ValueError if others, who told this ``digest``, have the samples of an epoch in another order."""
+        if why := why_other_order(epoch, self.digest(epoch), digest):
+            raise ValueError(why)
+
     def _of(self, epoch: int) -> list[array[int]]:
         """List an epoch, and have sampler and dataset in it."""
         if epoch != self._present:
