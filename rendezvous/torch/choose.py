@@ -11,6 +11,7 @@ from unicron_elastic.compat.rendezvous import (
     RendezvousHandler,
     RendezvousParameters,
     get_rendezvous_handler,
+    name_methods_at_once,
     parse_rendezvous_endpoint,
     static_place,
 )
@@ -49,6 +50,7 @@ def rendezvous_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     if parameters.backend == BACKEND:
         return unicron_handler(parameters)
     read_no_code()  # torch unpickles what is in its store
+    name_methods_at_once()
     inner = get_rendezvous_handler(parameters)
     if parameters.backend == "c10d":
         return FreshStoreRendezvous(inner, parameters.local_addr or address_of_this_host([(host, max(port, 1))]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
+    dynamic_rendezvous,
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -36,6 +38,7 @@ __all__ = [
     "get_rendezvous_handler",
     "hosts_that_wait",
     "leave",
+    "name_methods_at_once",
     "parse_rendezvous_endpoint",
     "port_of_meeting",
     "signs_of_life",
@@ -49,6 +52,24 @@ def forget_first_round(handler: RendezvousHandler) -> None:
     """
     if hasattr(handler, "_bootstrap_store_info"):
         handler._bootstrap_store_info = None
+
+
+def name_methods_at_once() -> None:
+    """Have torch's dynamic rendezvous, in this process, name the method it is in by a look at one frame.
+
+    For each step of a meeting it makes two lists of all frames with ``inspect.stack()``, which looks through all loaded
+    modules for each: of an agent with many, on a busy machine, that lasts longer than the last call of the others, who
+    then go on without it, see that it waits, and begin again, for ever.
+    """
+    if hasattr(dynamic_rendezvous, "get_method_name"):
+        dynamic_rendezvous.get_method_name = _method_name
+
+
+def _method_name(depth: int = 2) -> str:
+    try:
+        return sys._getframe(depth).f_code.co_name
+    except ValueError:  # there are not so many
+        return "no_method_name"
 
 
 def leave(handler: RendezvousHandler, timeout_s: float) -> None:
