@@ -10,23 +10,17 @@ torch.distributed.checkpoint every 10 steps. All times are the workers' own.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 from _exit_when_told import exit_when_told
 from _launchers import TORCHRUN, UNICRON, Launcher
-from _report import Spread, describe_machine
+from _report import describe_machine
+from _written_jobs import losses_ms, shown, undisturbed_ms, written
 
 WORKER = Path(__file__).parent / "workers" / "sharded_steps.py"
 WAYS = {"hsdp": TORCHRUN, "replicas": UNICRON}
-WARM_UP = 5  # steps that do not count
-DEADLINE_S = 300.0
+RANKS = 4
 
 
 def main() -> None:
@@ -49,36 +43,16 @@ def main() -> None:
 
 def _round(args: argparse.Namespace, way: str, launcher: Launcher) -> dict[str, float]:
     """Return what was measured, in milliseconds."""
-    undisturbed = _job(args, way, launcher)
-    steps = [each["took_s"] for each in undisturbed if each["what"] == "step" and each["step"] >= WARM_UP]
+    job = [way, *(f"--{name}={getattr(args, name)}" for name in ("steps", "width", "layers"))]
+    undisturbed = written(launcher, RANKS, WORKER, job)
     kill_step = args.steps // 2
-    disturbed = _job(args, way, launcher, "--kill-rank=3", f"--kill-step={kill_step}")
-    killed = next(each for each in disturbed if each["what"] == "killed")
-    after = [each for each in disturbed if each["what"] == "step" and each["at"] > killed["at"]]
-    others = [each["at"] for each in after if each["rank"] == 0 and each["step"] >= kill_step]
-    again = [each["at"] for each in after if each["rank"] == 3 and each["step"] >= kill_step]
+    disturbed = written(launcher, RANKS, WORKER, [*job, f"--kill-rank={RANKS - 1}", f"--kill-step={kill_step}"])
+    others, again = losses_ms(disturbed)
     return {
-        "undisturbed step": 1e3 * statistics.median(steps),
-        "kill to the end of the step": 1e3 * (min(others) - killed["at"]),
-        "kill to the first step of the rank's successor": 1e3 * (min(again) - killed["at"]),
+        "undisturbed step": undisturbed_ms(undisturbed),
+        "kill to the end of the step": others,
+        "kill to the first step of the rank's successor": again,
     }
-
-
-def _job(args: argparse.Namespace, way: str, launcher: Launcher, *more: str) -> list[dict[str, Any]]:
-    """Return what all processes of a job have written down."""
-    with tempfile.TemporaryDirectory(prefix="unicron-sharded-") as folder:
-        sizes = [f"--{name}={getattr(args, name)}" for name in ("steps", "width", "layers")]
-        command = [str(launcher.path), "--standalone", "--nproc-per-node=4", "--max-restarts=3"]
-        command += [str(WORKER), way, f"--written={folder}", *sizes, *more]
-        environ = {**os.environ, **launcher.environment, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-        if done.returncode:
-            raise SystemExit(f"{way} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-        found: list[dict[str, Any]] = []
-        for path in Path(folder).glob("*.jsonl"):
-            rank = int(path.name.partition("-")[0])
-            found += ({**json.loads(line), "rank": rank} for line in path.read_text().splitlines())
-        return sorted(found, key=lambda each: each["at"])
 
 
 def _table(found: dict[str, list[dict[str, float]]]) -> str:
@@ -86,14 +60,8 @@ def _table(found: dict[str, list[dict[str, float]]]) -> str:
     for name in found["hsdp"][0]:
         ours, theirs = ([each[name] for each in found[way]] for way in ("replicas", "hsdp"))
         ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
-        lines.append(f"| {name} | {_shown(ours)} | {_shown(theirs)} | {_shown(ratios, 3)} |")
+        lines.append(f"| {name} | {shown(ours)} | {shown(theirs)} | {shown(ratios, 3)} |")
     return "\n".join(lines)
-
-
-def _shown(values: list[float], digits: int = 0) -> str:
-    spread = Spread.of(values)
-    assert spread is not None
-    return f"{spread.median:.{digits}f} [{spread.minimum:.{digits}f} - {spread.maximum:.{digits}f}]"
 
 
 if __name__ == "__main__":

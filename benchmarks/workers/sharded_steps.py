@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +14,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from written_log import RANK, Log
 
 import unicron_elastic
-
-RANK = int(os.environ["RANK"])
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -39,26 +34,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--kill-step", type=int, default=-1)
     parser.add_argument("--kill-rank", type=int, default=-1)
     return parser.parse_args()
-
-
-class Log:
-    """A `Log` of what this process does, one line each, on the clock of all processes."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"{RANK}-{os.getpid()}.jsonl").open("a", buffering=1)
-        self._folder = folder
-
-    def note(self, what: str, step: int, **more: float) -> None:
-        """Write it down."""
-        self._file.write(json.dumps({"at": time.time(), "what": what, "step": step, **more}) + "\n")
-
-    def is_first(self, what: str) -> bool:
-        """Whether nobody has asked that before."""
-        with suppress(FileExistsError):
-            (self._folder / what).touch(exist_ok=False)
-            return True
-        return False
 
 
 def build(args: argparse.Namespace, mesh: DeviceMesh) -> nn.Module:
@@ -81,15 +56,10 @@ def loss_of(model: nn.Module, args: argparse.Namespace, log: Log, place: tuple[i
     x = torch.randn(args.samples, args.width, generator=generator)
     out: Tensor = model[0](x)
     if (RANK, step) == (args.kill_rank, args.kill_step) and log.is_first("struck"):
-        out.register_hook(lambda _: _end(log, step))
+        out.register_hook(lambda _: log.end(step))
     for layer in list(model)[1:]:
         out = layer(out)
     return (out - x.sin()).square().mean()
-
-
-def _end(log: Log, step: int) -> None:
-    log.note("killed", step)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hsdp(args: argparse.Namespace, log: Log) -> None:
