@@ -237,19 +237,21 @@ def test_who_is_ending_is_told_before_the_exception_of_another(node: Node) -> No
 
 COMPLAINTS = {
     "exception": "raise ValueError('a peer is gone')",
-    "Broke": (
-        "from unicron_elastic.worker.notices import Broke\nfrom unicron_elastic.worker.worlds import link\n"
-        "link().say(Broke(world=1, error='a peer is gone'))"
-    ),
+    "Broke": "link().say(Broke(world=1, error='a peer is gone'))",
 }
+COMPLAINS = (
+    "import os, time\nfrom unicron_elastic.worker.notices import Broke\n"
+    "from unicron_elastic.worker.worlds import link\nprint('ready', flush=True)\n"
+    "while not os.path.exists({go!r}): time.sleep(0.001)\n"
+)
 
 
 @pytest.mark.parametrize("what", COMPLAINTS)
 def test_who_was_killed_is_told_to_end_before_another_complains(node: Node, what: str) -> None:
     """As where the kernel takes its time to take a large process down, and nobody has its exit yet."""
     go = node.folder / "go"
-    waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
-    context = node.start("import time; time.sleep(600)", waits + COMPLAINTS[what])
+    context = node.start(WAIT, COMPLAINS.format(go=str(go)) + COMPLAINTS[what])
+    assert node.output(1) == "ready"  # a keeper that is stopped is woken soon after a death
     killed, keeper = context.pids()[0], node.runtime.processes.keeper_pid
     os.kill(keeper, signal.SIGSTOP)
     try:
@@ -634,6 +636,8 @@ def test_a_warm_process_that_does_not_answer_costs_seconds(make_node: MakeNode, 
             context.start()
         assert time.monotonic() - begun < 5.0
         assert context.workers[0].is_warm is (held == "stopped")  # which was woken
+        why = None if held == "stopped" else "the warm process cannot serve: it did not answer"
+        assert node.runtime.why_plain == why
         node.wait(lambda: (0, "exit", 4) in node.heard)
     node.runtime.begin(node.command, os.environ)
     assert node.runtime.ready_warm() is not None

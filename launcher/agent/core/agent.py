@@ -295,8 +295,7 @@ class Agent(TorchAgent):
             self._initialize_workers(group)
         else:
             self._restart_workers(group)
-        if (why_plain := self._runtime.why_plain) is not None:
-            self._reporter.say_once("plain", f"Workers start without the warm process: {why_plain}.")
+        self._say_why_plain()
         if self._runtime.word_of_held:
             self._reporter.say_once("held", self._runtime.word_of_held)
         started = tuple(
@@ -676,6 +675,10 @@ class Agent(TorchAgent):
             case _:
                 self._worlds.do(command)
 
+    def _say_why_plain(self) -> None:
+        if (why_plain := self._runtime.why_plain) is not None:
+            self._reporter.say_once("plain", f"Workers start without the warm process: {why_plain}.")
+
     def _replace_worker(self, command: commands.ReplaceWorker) -> None:
         """Starts a process in the place of a lost one. Raises what forbids to start it, also with a new keeper."""
         self._reporter.say(command.reason)
@@ -690,6 +693,7 @@ class Agent(TorchAgent):
             self._reporter.say(f"Worker {command.local_rank} could not be started, and is once more: {error}.")
             self._begin_runtime()
             process = self._pcontext.replace(command.local_rank, env)
+        self._say_why_plain()
         self._begin_runtime()  # for the next one, should the warm process not have served this one
         worker.id = process.pid
         started = events.StartedWorker(local_rank=command.local_rank, rank=worker.global_rank, pid=process.pid)

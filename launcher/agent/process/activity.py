@@ -57,6 +57,12 @@ def activity(pid: int) -> Activity | None:
     return Activity(stopped=is_stopped, runnable=runs, in_io="D" in states.values(), answering=answering)
 
 
+def is_at_work(pid: int) -> bool:
+    """Whether the process, or one that it has started, runs or waits for a processor or a disk."""
+    found = activity(pid)
+    return found is not None and (found.runnable or found.in_io)
+
+
 def is_ending(pid: int) -> bool:
     """Whether the process has begun to exit, or was killed, or is gone.
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from unicron_elastic.launcher.agent.process.activity import state
+from unicron_elastic.launcher.agent.process.activity import is_at_work, state
 from unicron_elastic.launcher.common.loop import Loop
 from unicron_elastic.worker.channel import Channel
 from unicron_elastic.worker.helper_tasks import HelperTask
@@ -19,6 +19,7 @@ class HelperPatience:
     woken_s: float = 1.0  # then it gets SIGCONT, which does nothing to a process that was not stopped
     stopped_s: float = 3.0  # a stopped one that SIGCONT did not wake: somebody traces it
     given_up_s: float = 3.0
+    at_work_s: float = 30.0  # one that runs, or waits for a processor or a disk: the machine is busy with others, too
 
 
 class Helper:
@@ -79,5 +80,8 @@ class Helper:
     def _is_to_be_given_up(self, silent_s: float) -> bool:
         if silent_s >= self.patience.woken_s:
             self.wake()
-        is_stopped = silent_s >= self.patience.stopped_s and state(self._pid) in {"t", "T"}
-        return is_stopped or silent_s >= self.patience.given_up_s
+        if silent_s >= self.patience.stopped_s and state(self._pid) in {"t", "T"}:
+            return True
+        if silent_s < self.patience.given_up_s:
+            return False
+        return silent_s >= self.patience.at_work_s or not is_at_work(self._pid)

@@ -143,6 +143,10 @@ class Runtime:
             self.warm = None
         return self.warm
 
+    def warm_failed(self, warm: WarmProcess) -> None:
+        """A worker starts plainly, as ``warm`` died, or did not answer, while it was asked for one."""
+        self.why_plain = f"the warm process cannot serve: {warm.refusal or 'it died'}"
+
     def may_learn(self) -> bool:
         """Whether the warm process wants to know what workers import."""
         return self.options.learn and self.warm is not None and self.warm.may_learn

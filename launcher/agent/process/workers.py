@@ -262,7 +262,8 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         else:
             try:
                 worker = self._start_one(local_rank, partial(self._request_fork, warm))
-            except ChannelClosed:  # it died this very moment, or does not answer
+            except ChannelClosed:
+                self._runtime.warm_failed(warm)
                 worker = self._start_one(local_rank, self._request_start)
         self.workers[local_rank] = worker
         self._listen(worker)
@@ -316,9 +317,11 @@ class WorkersContext(SubprocessContext):  # type: ignore[misc]
         warm = self._runtime.ready_warm() if self._numa_options is None else None
         try:
             if warm is not None:
-                with contextlib.suppress(ChannelClosed):  # it died this very moment, or does not answer
+                try:
                     self._start_all(partial(self._request_fork, warm))
                     return
+                except ChannelClosed:
+                    self._runtime.warm_failed(warm)
             self._start_all(self._request_start)
         except KeeperLost:
             self._runtime.begin(None, os.environ)

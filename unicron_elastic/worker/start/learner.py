@@ -16,6 +16,7 @@ from unicron_elastic.worker.process.prctl import REPARENT_DEADLINE_S, be_no_subr
 from unicron_elastic.worker.start.in_between import InBetween
 
 _LOOK_S = 0.0005
+_HAS_ENDED = "the process that has learned it has ended"
 _ANSWERS: tuple[type[ProcessStarted | Forgotten], ...] = (ProcessStarted, Forgotten)
 
 
@@ -63,7 +64,7 @@ class Learner:
                 self.stop()
                 return said
         self.stop()
-        return Forgotten(why="the process that has learned it has ended")
+        return Forgotten(why=_HAS_ENDED)
 
     def fork(self, task: ForkWorker) -> ProcessStarted | Forgotten | None:
         """Have it fork a worker. What is None or `Forgotten` was not done, and another is to do it.
@@ -77,7 +78,7 @@ class Learner:
             self.channel.send(task)
         except ChannelClosed:
             self.stop()
-            return None
+            return Forgotten(why=_HAS_ENDED)
         answer = self.channel.hear(_ANSWERS)
         if isinstance(answer, Odd):
             raise ChannelClosed(answer.why)
