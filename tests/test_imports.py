@@ -59,6 +59,7 @@ MAY_IMPORT = {
     "rendezvous.records": "base membership planning.coordinate planning.model rendezvous.store",
     "simulation.live": "base faults planning.coordinate planning.model recovery simulation.history simulation.model",
     "training.snapshot": "compat compat.watching state state.snapshot state.storage training.step worker",
+    "training.wrapped": "training.step",
     "worker.inject": "worker.start",
     "rendezvous.job": "base compat membership rendezvous.records rendezvous.store worker.process",
     "rendezvous.plan": (
@@ -84,7 +85,7 @@ MAY_IMPORT = {
     ),
     "training": (
         "base compat engine.group engine.protocol engine.transport state state.snapshot training.group "
-        "training.shard training.snapshot training.step worker"
+        "training.shard training.snapshot training.step training.wrapped worker"
     ),
     "megatron": (
         "base compat engine.protocol engine.transport faults planning.model state.storage training training.group "

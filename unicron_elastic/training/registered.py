@@ -22,6 +22,7 @@ from unicron_elastic.training.group.sendable import NotSendableError, Stateful, 
 from unicron_elastic.training.loose_parameters import loose_state, take_loose
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.wrong_use import WrongUseError
+from unicron_elastic.training.wrapped.deepspeed_engine import loads_all_ranks
 
 MODEL = "model"  # the name of what is trained, which the engine looks after
 _OWN_NAMES = frozenset({MODEL, "optimizer", "scheduler", "scaler"})
@@ -211,6 +212,11 @@ def with_state(name: str, each: Stateful | dict[str, Any]) -> Stateful:
             f"{name} is a {type(each).__name__}, of whose state each rank has a part, and its state_dict does "
             "not give that part: shard with fully_shard(), whose state Run keeps, or leave the optimizer out "
             "of Run and keep its checkpoints in the script"
+        )
+    if loads_all_ranks(each):
+        raise WrongUseError(
+            f"{name} is a {type(each).__name__}, which loads the states of all ranks at once: use Run.of(engine), with "
+            "what deepspeed.initialize() has given"
         )
     return cast("Stateful", each)
 

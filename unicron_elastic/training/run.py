@@ -24,7 +24,6 @@ from unicron_elastic.training.snapshot.accumulated import AccumulatedGradients, 
 from unicron_elastic.training.snapshot.manager import SnapshotManager
 from unicron_elastic.training.snapshot.open_epochs import OpenEpochs
 from unicron_elastic.training.snapshot.place_of_call import PlaceOfCall
-from unicron_elastic.training.snapshot.registered_by import registered_by
 from unicron_elastic.training.snapshot.replication import BufferSync, Replication, reducers_of
 from unicron_elastic.training.snapshot.requests import Requests
 from unicron_elastic.training.snapshot.seldom_due import SeldomDue
@@ -33,6 +32,13 @@ from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import OF_SCRIPT, Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
+from unicron_elastic.training.wrapped.deepspeed_engine import NO_STEPS, options_for_engine
+from unicron_elastic.training.wrapped.registered_by import engine_of, registered_by
+
+_DISTRIBUTED = (
+    "the model must not be wrapped in DistributedDataParallel for run.steps(), which reduces its gradients: give Run "
+    "the model that is inside (model.module)"
+)
 
 
 class Run:
@@ -85,6 +91,7 @@ class Run:
         check_module("model", model)
         reducers = reducers_of((model, optimizer, *state.values()))
         self._is_wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+        self._why_no_steps = _DISTRIBUTED if self._is_wrapped else ""
         model = self._model = model.module if self._is_wrapped else model
         named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **state}
         self._registered = Registered({name: each for name, each in named.items() if each is not None})
@@ -135,12 +142,17 @@ class Run:
         """Return the run of what an ``accelerate.Accelerator`` has prepared and registered for checkpointing.
 
         ``options`` are those of ``Run``, and more state by name. Its steps are for an ``InPlaceAccelerator``; with
-        accelerate's own it keeps snapshots. Raises TypeError for what is no Accelerator, or has prepared no model.
+        accelerate's own it keeps snapshots, and so it does of DeepSpeed's engine, which may stand for the Accelerator.
+        Raises TypeError for what is neither, or has prepared no model, and WrongUseError for an engine that divides
+        more than the optimizer's state.
         """
         is_in_place = hasattr(accelerator, "options_of_run")
         if is_in_place:
             options = accelerator.options_of_run(options)
+        if (engine := engine_of(accelerator)) is not None:
+            options = options_for_engine(engine, options)
         run = cls(**registered_by(accelerator), **options)
+        run._why_no_steps = run._why_no_steps if engine is None else NO_STEPS
         if is_in_place:
             accelerator.run_begins(run)
         return run
@@ -184,11 +196,8 @@ class Run:
         total, counts = whole_number("total", total), MicroBatchCounts(micro_batches)
         if total < 1 or counts.number < 1:
             raise ValueError(f"total and micro_batches must be 1 or more, got {total} and {counts.number}")
-        if self._is_wrapped:
-            raise TypeError(
-                "the model must not be wrapped in DistributedDataParallel for run.steps(), which reduces its "
-                "gradients: give Run the model that is inside (model.module)"
-            )
+        if self._why_no_steps:
+            raise TypeError(self._why_no_steps)
         if self._is_in_steps:
             raise WrongUseError(
                 f"the loop over run.steps() before this one has not come to its end, in step {self.step}: it is still "

@@ -57,7 +57,9 @@ class AccumulatedGradients:
     """`AccumulatedGradients` are those of the parameters of what is registered, until an optimizer has used them."""
 
     def __init__(self, registered: Iterable[Any]) -> None:
+        registered = list(registered)
         self._registered = [each for each in registered if isinstance(each, nn.Module | Optimizer)]
+        self._engines = [each for each in registered if hasattr(each, "is_between_steps")]
         self._used: WeakKeyDictionary[Optimizer, _Seen] = WeakKeyDictionary()  # in its last step
         self._is_reset: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # whether none has outlived a step
         self._taken = _Seen([])  # all, as they were when a state was taken over
@@ -97,7 +99,7 @@ class AccumulatedGradients:
         """Return whether there are some that no optimizer has used yet."""
         used = self._unchanged(self._used)
         others = [each.grad for each in self._parameters() if each.grad is not None and id(each) not in used]
-        return any(_are_something(others))
+        return any(_are_something(others)) or self._is_between_steps
 
     def _unchanged(self, optimizers: Iterable[Optimizer]) -> set[int]:
         """Return the parameters whose gradients are those that these optimizers have used, by identity."""
@@ -115,17 +117,29 @@ class AccumulatedGradients:
 
     def has_new(self) -> bool:
         """Return whether the script has computed some since it took over a state, before its first step."""
-        return not self._taken.is_unchanged()
+        return not self._taken.is_unchanged() or self._is_between_steps
 
     @property
     def are_elsewhere(self) -> bool:
         """Return whether some are where no state has them, as FSDP keeps those that it has not reduced."""
+        return self._is_between_steps or self._are_unreduced
+
+    @property
+    def _are_unreduced(self) -> bool:
         return any(has_unreduced(each) for each in self._registered if isinstance(each, nn.Module))
 
+    @property
+    def _is_between_steps(self) -> bool:
+        """Return whether an engine that counts micro-batches itself has had some of the next step."""
+        return any(each.is_between_steps for each in self._engines)
+
     def can_be_kept(self) -> bool:
-        """Return whether a snapshot would have them all; tells once where it would not."""
-        if not self.are_elsewhere:
-            return True
+        """Return whether a snapshot would have them all; tells once where it would not.
+
+        An engine's loop may well ask behind each micro-batch, and has its snapshot behind the first of a step.
+        """
+        if not self._are_unreduced:
+            return not self._is_between_steps
         if not self._are_told_elsewhere:
             self._are_told_elsewhere = True
             _tell(

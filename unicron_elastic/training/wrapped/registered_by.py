@@ -1,4 +1,4 @@
-"""What an ``accelerate.Accelerator`` has prepared and registered, as a Run takes it."""
+"""What an ``accelerate.Accelerator`` has prepared and registered, or DeepSpeed has wrapped, as a Run takes it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,31 @@ from typing import Any
 
 from torch import nn
 
+from unicron_elastic.training.wrapped.deepspeed_engine import is_engine, parts_of_engine
+
 _PARTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
+
+
+def engine_of(wrapped: Any) -> Any:
+    """Return the engine of DeepSpeed's that this is, or that an Accelerator has made; None if there is none."""
+    models = getattr(wrapped, "_models", None)
+    inner = models[0] if isinstance(models, list) and len(models) == 1 else wrapped
+    return inner if is_engine(inner) else None
 
 
 def registered_by(accelerator: Any) -> dict[str, Any]:
     """Return the state of an Accelerator by the names that a Run has for it, with what is inside accelerate's wrappers.
 
-    Several models are one, as a list. Raises TypeError for what is no Accelerator, or has prepared no model.
+    Several models are one, as a list. An engine of DeepSpeed's may stand for the Accelerator. Raises TypeError for what
+    is neither, or has prepared no model, and what ``parts_of_engine`` raises.
     """
+    if (engine := engine_of(accelerator)) is not None:
+        others = () if engine is accelerator else accelerator._custom_objects
+        return parts_of_engine(engine) | {f"registered_{number}": each for number, each in enumerate(others)}
     if not all(isinstance(getattr(accelerator, name, None), list) for name in _PARTS):
-        raise TypeError(f"Run.of() takes an accelerate.Accelerator, and not a {type(accelerator).__name__}")
+        raise TypeError(
+            f"Run.of() takes an accelerate.Accelerator or DeepSpeed's engine, and not a {type(accelerator).__name__}"
+        )
     models, optimizers, schedulers, others = (getattr(accelerator, name) for name in _PARTS)
     if not models:
         raise TypeError("Run.of() was given an Accelerator without a model: call accelerator.prepare(model) before")

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from unicron_elastic import Run
-from unicron_elastic.training.snapshot.registered_by import registered_by
+from unicron_elastic.training.wrapped.registered_by import registered_by
 
 
 def accelerator(**lists: Any) -> Any:
@@ -42,7 +42,9 @@ def test_several_models_are_one() -> None:
 
 
 def test_what_is_no_accelerator_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Run.of\(\) takes an accelerate.Accelerator, and not a Linear"):
+    with pytest.raises(
+        TypeError, match=r"Run.of\(\) takes an accelerate.Accelerator or DeepSpeed's engine, and not a Linear"
+    ):
         Run.of(nn.Linear(1, 1))
     with pytest.raises(TypeError, match=r"call accelerator.prepare\(model\) before"):
         Run.of(accelerator())

@@ -1,0 +1,1 @@
+"""What other libraries have wrapped, as a Run takes it."""
