@@ -22,7 +22,7 @@ from unicron_elastic.training.group.sendable import NotSendableError, Stateful, 
 from unicron_elastic.training.loose_parameters import loose_state, take_loose
 from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.training.wrapped.deepspeed_engine import loads_all_ranks
+from unicron_elastic.training.wrapped.engine_progress import loads_all_ranks
 
 MODEL = "model"  # the name of what is trained, which the engine looks after
 _OWN_NAMES = frozenset({MODEL, "optimizer", "scheduler", "scaler"})

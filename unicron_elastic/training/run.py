@@ -32,7 +32,7 @@ from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import OF_SCRIPT, Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
-from unicron_elastic.training.wrapped.deepspeed_engine import NO_STEPS, options_for_engine
+from unicron_elastic.training.wrapped.engine_progress import NO_STEPS, options_for_engine
 from unicron_elastic.training.wrapped.registered_by import engine_of, registered_by
 
 _DISTRIBUTED = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from unicron_elastic.training.wrapped.deepspeed_engine import is_engine, parts_of_engine
+from unicron_elastic.training.wrapped.engine_progress import is_engine, parts_of_engine
 
 _PARTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
 

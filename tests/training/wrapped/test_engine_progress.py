@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unicron_elastic import Run, WrongUseError
-from unicron_elastic.training.wrapped.deepspeed_engine import EngineProgress
+from unicron_elastic.training.wrapped.engine_progress import EngineProgress
 from unicron_elastic.training.wrapped.registered_by import registered_by
 
 
