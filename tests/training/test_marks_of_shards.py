@@ -1,4 +1,4 @@
-"""Whatever changes a tensor of which each rank has a part is noticed."""
+"""Whatever changes a tensor of which each rank has a part is noticed, and its digest is that of the part."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 
+from unicron_elastic.state.digest import digest_of
 from unicron_elastic.state.marks_of_shards import MarksOfShards
 
 pytestmark = pytest.mark.usefixtures("no_launcher")
@@ -57,3 +58,14 @@ def test_nothing_is_said_of_what_stays_or_is_forgotten(shards: list[DTensor]) ->
     marks.forget()
     shards[0].to_local().zero_()
     assert not marks.have_changed()
+
+
+def test_a_state_with_shards_has_the_digest_of_the_parts(shards: list[DTensor]) -> None:
+    def state() -> dict[str, Any]:
+        return {"average": dict(enumerate(shards)), "rate": 0.5}
+
+    parts = {"average": {place: each.to_local() for place, each in enumerate(shards)}, "rate": 0.5}
+    before = digest_of(state())
+    assert before == digest_of(parts)
+    shards[0].to_local()[2, 7] += 1
+    assert digest_of(state()) != before

@@ -47,8 +47,11 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def digest_of(state: Any) -> int:
-    """Return that of nested values and tensors, in 64 bits. Raises TypeError for what cannot be sent."""
-    layout, tensors = flatten(state)
+    """Return that of nested values and tensors, in 64 bits; of a DTensor that of this rank's part.
+
+    Raises TypeError for what cannot be sent.
+    """
+    layout, tensors = flatten(state, takes_parts=True)
     text = f"{layout.to_json()} {digests(tensors) if tensors else ''}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 

@@ -114,15 +114,16 @@ class Layout:
         return hash(self.digest)
 
 
-def flatten(state: Any) -> tuple[Layout, list[torch.Tensor]]:
+def flatten(state: Any, *, takes_parts: bool = False) -> tuple[Layout, list[torch.Tensor]]:
     """The layout of a state and its tensors, each once, in the order in which they are met.
 
     The tensors are the state's own memory if that has no gaps, with the dimensions in the order in which they lie there
     (a channels_last tensor has the channels last), and copies of it otherwise. Views of the same memory are one tensor
     if they have the same shape then. NumPy's arrays are copied, as they do not count their changes. Raises TypeError
-    that names the place of a value which cannot be sent.
+    that names the place of a value which cannot be sent. That is a DTensor as well, but with ``takes_parts``, where it
+    stands for this rank's part of it.
     """
-    dismantler = Dismantler(frozenset(ITEM_BYTES))
+    dismantler = Dismantler(frozenset(ITEM_BYTES), takes_parts=takes_parts)
     skeleton = dismantler.take(state)
     return Layout(skeleton, tuple(map(TensorSpec.of, dismantler.tensors))), dismantler.tensors
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from unicron_elastic.compat.tensors import local_of
 from unicron_elastic.state import skeleton as skeletons
 
 SUPPORTED = (
@@ -52,7 +53,9 @@ def turned(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 class Dismantler:
     """Takes one state apart. ``dtypes``: the names of torch's types that can be sent."""
 
-    def __init__(self, dtypes: frozenset[str]) -> None:
+    def __init__(self, dtypes: frozenset[str], *, takes_parts: bool = False) -> None:
+        """With ``takes_parts`` a DTensor stands for this rank's part of it."""
+        self._takes_parts = takes_parts
         self.tensors: list[torch.Tensor] = []
         self._dtypes = dtypes
         self._numbers: dict[tuple[Any, ...], int] = {}
@@ -118,6 +121,8 @@ class Dismantler:
 
     def _take_tensor(self, tensor: torch.Tensor, path: str) -> tuple[Any, ...]:
         """The skeleton of a tensor, which is added."""
+        if self._takes_parts:
+            tensor = local_of(tensor)
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise _unsupported(tensor, path)
         if tensor.is_quantized or tensor.is_meta or str(tensor.dtype).removeprefix("torch.") not in self._dtypes:
