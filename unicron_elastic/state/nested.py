@@ -54,7 +54,7 @@ class Dismantler:
     """Takes one state apart. ``dtypes``: the names of torch's types that can be sent."""
 
     def __init__(self, dtypes: frozenset[str], *, takes_parts: bool = False) -> None:
-        """With ``takes_parts`` a DTensor stands for this rank's part of it."""
+        """Take this rank's part of a DTensor where ``takes_parts``; others refuse it."""
         self._takes_parts = takes_parts
         self.tensors: list[torch.Tensor] = []
         self._dtypes = dtypes
