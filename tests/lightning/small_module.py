@@ -53,6 +53,10 @@ class SmallModule(pl.LightningModule):
         if self.schedule == "plateau":
             plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.3)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        if self.schedule == "sized":  # which has the data set up before all else is
+            steps = int(self.trainer.estimated_stepping_batches)
+            cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
         step = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.9)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": step, "interval": self.schedule}}
 

@@ -47,7 +47,7 @@ def assert_alike(ours: Seen, plain: Seen) -> None:
     assert [loss for _, loss in ours.evaluated] == pytest.approx([loss for _, loss in plain.evaluated], rel=1e-5)
 
 
-@pytest.mark.parametrize("schedule", ["step", "epoch", "plateau"])
+@pytest.mark.parametrize("schedule", ["step", "epoch", "plateau", "sized"])
 def test_it_trains_as_the_plain_trainer_does(tmp_path: Path, schedule: str) -> None:
     ours = trained(tmp_path / "ours", SmallModule(schedule), in_place=True)
     plain = trained(tmp_path / "plain", SmallModule(schedule), in_place=False)
@@ -55,7 +55,7 @@ def test_it_trains_as_the_plain_trainer_does(tmp_path: Path, schedule: str) -> N
     assert len(ours[1].evaluated) == 3
     assert ours[0].global_step == 3 * 4  # the last step of an epoch has 5 of its 23 batches
     rates = {values["rate"] for step, values in ours[1].steps.items() if step}
-    assert len(rates) == {"step": 12, "epoch": 4, "plateau": 2}[schedule], rates
+    assert len(rates) == {"step": 12, "epoch": 4, "plateau": 2, "sized": 12}[schedule], rates
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,14 @@ def test_callbacks_do_what_they_do_without(tmp_path: Path) -> None:
     assert found[0][0] < 9
 
 
-@pytest.mark.parametrize("step", [4, 6])
-def test_a_checkpoint_of_one_process_is_gone_on_from_by_several(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(("step", "schedule"), [(4, "step"), (6, "step"), (6, "sized")])
+def test_a_checkpoint_of_one_process_is_gone_on_from_by_several(tmp_path: Path, step: int, schedule: str) -> None:
     save = ModelCheckpoint(tmp_path, every_n_train_steps=step, save_top_k=-1, filename="{step}")
     _, plain = trained(
-        tmp_path, SmallModule(), in_place=False, callbacks=[save], enable_checkpointing=True, max_epochs=4
+        tmp_path, SmallModule(schedule), in_place=False, callbacks=[save], enable_checkpointing=True, max_epochs=4
     )
-    _, ours = trained(tmp_path, SmallModule(), in_place=True, resume=tmp_path / f"step={step}.ckpt", max_epochs=4)
+    checkpoint = tmp_path / f"step={step}.ckpt"
+    _, ours = trained(tmp_path, SmallModule(schedule), in_place=True, resume=checkpoint, max_epochs=4)
     left = {number: values for number, values in plain.steps.items() if number > step}
     assert {number for number in ours.steps if number > step} == left.keys()
     for number, values in left.items():

@@ -39,6 +39,7 @@ from unicron_elastic.training.of_launcher import of_launcher, rank_before_meetin
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_ranks
 
+_RUNS = "run-stage"  # what Lightning calls the barrier behind all that is set up and restored
 _OF_TRAINER = {"lightning", "model", "optimizer", "scaler", "scheduler"}
 
 
@@ -62,6 +63,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._run_options = run_options
         self._trainer: Any = None
         self._has_fitted = False
+        self._is_to_run = False  # all is set up and restored
         self._ours: LightningRun | None = None
         self._stand_ins: StandIns | None = None
         self._phase = ExitStack()
@@ -117,7 +119,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def process_dataloader(self, dataloader: object) -> object:
         """Return what stands for the batches to train with; those are read by number."""
-        trainer = self._trainer
+        trainer = self.lightning_module.trainer  # who asks how many batches there are has it before setup()
         if trainer.state.fn != TrainerFn.FITTING or trainer.state.stage != RunningStage.TRAINING:
             return dataloader
         options = loader_options(dataloader, is_second=self._stand_ins is not None)
@@ -125,10 +127,23 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         batches, turns = limited(options.batches, self._ranks, trainer.limit_train_batches)
         plan = EpochPlan(max(batches, 1), trainer.accumulate_grad_batches, self._ranks)
         self._stand_ins = StandIns(dataloader, plan, turns, self._begin_turn)
-        seed = of_launcher("PL_GLOBAL_SEED", torch.initial_seed())
-        self._ours = LightningRun(trainer, self._stand_ins, seed, self._run_options)
-        self._ours.count_from_checkpoint()
+        if self._is_to_run:
+            self._make_run(self._stand_ins)
         return self._stand_ins
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Make the run of data that were asked for before, now that a checkpoint, if there is one, is restored."""
+        super().barrier(*args, **kwargs)
+        if _RUNS not in (*args, *kwargs.values()):
+            return
+        self._is_to_run = True
+        if self._stand_ins is not None and self._ours is None:
+            self._make_run(self._stand_ins)
+
+    def _make_run(self, stand_ins: StandIns) -> None:
+        seed = of_launcher("PL_GLOBAL_SEED", torch.initial_seed())
+        self._ours = LightningRun(self._trainer, stand_ins, seed, self._run_options)
+        self._ours.count_from_checkpoint()
 
     def _begin_turn(self) -> None:
         assert self._ours is not None
@@ -175,6 +190,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def teardown(self) -> None:
         """Leave the Trainer as it is without us."""
+        self._is_to_run = False
         if self._ours is not None:
             self._ours.close()
             forget_hooks(self.lightning_module)
