@@ -168,6 +168,7 @@ def _run_ours(argv: Sequence[str]) -> int:
             os.environ["UNICRON_CHAOS"] = chosen.chaos  # for the workers, which inherit it
             if not chosen.in_band:
                 _say("no fault will be injected: --unicron-chaos needs --unicron-in-band on")
+        _hand_on_attach(chosen)
         check(args, warn=_say)
         _tell_or_was_told(args, chosen, is_planned=is_planned)
         if cluster := _cluster_of(args):
@@ -196,6 +197,14 @@ def _run_ours(argv: Sequence[str]) -> int:
         return _complain("its keeper process, which starts the workers, was killed from outside", 1)
     finally:
         runtime.end()
+
+
+def _hand_on_attach(chosen: options.Options) -> None:
+    """Have workers find what was chosen, which inherit it, and take it out of their environment."""
+    if chosen.attach != "off" or "UNICRON_ATTACH" in os.environ:
+        os.environ["UNICRON_ATTACH"] = chosen.attach
+    if chosen.attach != "off" and not chosen.in_band:
+        _say("nothing is attached to: --attach needs --unicron-in-band on")
 
 
 def _check_folder() -> None:

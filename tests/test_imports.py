@@ -96,6 +96,7 @@ MAY_IMPORT = {
     "accelerate": "base training training.loader training.step",
     "lightning": "base training training.loader training.step",
     "transformers": "accelerate base training training.loader training.step",
+    "attach": "training training.loader training.step transformers",
     "launcher.export": "launcher.common launcher.config",
     "launcher.export.metrics": (
         "base compat launcher.common launcher.export launcher.view.job metrics recovery rendezvous.cluster"

@@ -40,6 +40,7 @@ class Options:
     health_command: str = ""
     on_hang: str = "act"
     hang_patience: float = 30.0
+    attach: str = "off"
     chaos: str = ""
     metrics_port: int = 0
     metrics_address: str = "127.0.0.1"
@@ -99,6 +100,12 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError("a number of seconds, 0 or more")
     return seconds
+
+
+def _attach(text: str) -> str:
+    if text.strip() not in ("auto", "off"):
+        raise ValueError("auto or off")
+    return text.strip()
 
 
 def _chaos(text: str) -> str:
@@ -244,6 +251,14 @@ OPTIONS = (
         metavar="SECONDS",
         help="how long workers may hang in a deadlock before they are restarted; ten times as long if they may wait "
         "for data; a stopped process is not waited for (default: 30)",
+    ),
+    _Option(
+        name="attach",
+        parse=_attach,
+        metavar="auto|off",
+        help="auto: in scripts that import nothing of ours, transformers' Trainer keeps its state in memory, and goes "
+        "on from there after a restart (default: off)",
+        is_short=True,
     ),
     _Option(
         name="chaos",

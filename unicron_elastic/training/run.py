@@ -270,6 +270,13 @@ class Run:
         self._requests.carry_out()
         return self._snapshots.restore(folder)
 
+    def restore_placed(self) -> int:
+        """Does what ``restore`` does, for a loop that finds its place in the data and its random numbers."""
+        of_loaders = self._epochs.state_dict()
+        step = self.restore()
+        self._epochs.load_state_dict(of_loaders)
+        return step
+
     def snapshot(self, step: int, every: int = 1) -> bool:
         """Begins to copy the state after ``step`` optimizer steps to memory that survives this process.
 

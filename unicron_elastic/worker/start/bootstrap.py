@@ -20,6 +20,7 @@ from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.exceptions import propagate
 from unicron_elastic.worker.notices import Ending, FirstStep
 from unicron_elastic.worker.phases import announce_phases
+from unicron_elastic.worker.process.entry_points import watch_entry_points
 from unicron_elastic.worker.process.imported_modules import ImportedModules
 from unicron_elastic.worker.process.stacks import offer_stacks
 from unicron_elastic.worker.pulse import Pulse
@@ -32,6 +33,7 @@ from unicron_elastic.worker.worlds import offer
 CONTROL_FD = "UNICRON_CONTROL_FD"
 PULSE_FD = "UNICRON_PULSE_FD"
 WARM_FD = "UNICRON_WARM_FD"
+ATTACH = "UNICRON_ATTACH"  # auto: to trainers that a script imports
 CHAOS = "UNICRON_CHAOS"  # a plan of faults: tests and drills
 
 _Part = TypeVar("_Part")
@@ -58,6 +60,7 @@ def attach(control_fd: int | None, pulse_fd: int | None, *, is_warm: bool = Fals
 
     What it imports from now on is remembered if the worker ``is_warm``, for those that come after it.
     """
+    attaches = _take(ATTACH) == "auto"
     control = _guarded("control channel", lambda: _open_control(control_fd))
     pulse = _guarded("pulse page", lambda: None if pulse_fd is None else Pulse(pulse_fd))
     if control is not None:
@@ -81,6 +84,8 @@ def attach(control_fd: int | None, pulse_fd: int | None, *, is_warm: bool = Fals
         _guarded("step counting", lambda: count_steps(pulse, first_step_done, pulse.count))
         _guarded("phases", lambda: announce_phases(pulse))
     _guarded("rank monitor", lambda: offer_rank_monitor(control, pulse, first_step_done))
+    if attaches:
+        _guarded("trainer attached to", watch_entry_points)
     if os.environ.get(CHAOS):
         _guarded("fault injection", _install_chaos)
 
@@ -124,8 +129,12 @@ def _first_step_done(control: Control | None, step: int, answer: Callable[[], No
         _guarded("names of process groups", learn)  # few collectives are on record yet: it is quick
 
 
+def _take(name: str) -> str | None:
+    return os.environ.pop(name, None)
+
+
 def _take_fd(name: str) -> int | None:
-    value = os.environ.pop(name, None)
+    value = _take(name)
     if value is None:
         return None
     fd = int(value)
