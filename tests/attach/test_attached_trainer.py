@@ -49,10 +49,9 @@ class Square(nn.Module):
 
 
 @pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def own() -> Iterator[Any]:
     """Attach to a Trainer of this test alone, in a process that seems to have no run yet."""
     kind = type("OwnTrainer", (Trainer,), {})
-    monkeypatch.setattr(attached_trainer, "_trainers", [])
     runs = sys.modules.pop(RUNS, None)
     attached_trainer.attach(SimpleNamespace(Trainer=kind))
     yield kind
@@ -125,7 +124,7 @@ def test_what_goes_wrong_while_it_is_looked_at_ends_nothing(
     trainer = made(own, tmp_path)
     state = trainer.accelerator
     trainer.accelerator = SimpleNamespace()
-    attached_trainer._begin(trainer, has_trial=False)
+    attached_trainer._begin(trainer, [], has_trial=False)
     trainer.accelerator = state
     assert "AttributeError" in said(capsys)
 
@@ -141,7 +140,7 @@ def test_a_script_with_a_run_of_its_own_is_left_alone(
 def test_a_trainer_in_place_is_left_alone(own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = made(own, tmp_path)
     own._of_unicron = None
-    attached_trainer._begin(trainer, has_trial=False)
+    attached_trainer._begin(trainer, [], has_trial=False)
     assert "unicron: " not in capsys.readouterr().err
 
 

@@ -40,11 +40,12 @@ VALUES = [
     ("health_command", "check_node.sh -w 80", "check_node.sh -w 80"),
     ("on_hang", "observe", "observe"),
     ("hang_patience", "2.5", 2.5),
+    ("attach", "auto", "auto"),
     ("chaos", "kill:rank=1,step=50", "kill:rank=1,step=50"),
     ("metrics_port", "9401", 9401),
     ("metrics_address", "0.0.0.0", "0.0.0.0"),
 ]
-WITHOUT_PREFIX = ("metrics_port", "metrics_address")
+WITHOUT_PREFIX = ("attach", "metrics_port", "metrics_address")
 
 
 def test_every_option_is_tried_here() -> None:
@@ -95,6 +96,7 @@ def test_an_empty_list_of_exit_codes_is_possible() -> None:
         ("warm", "maybe", "on or off"),
         ("warm", "", "on or off"),
         ("in-band", "2", "on or off"),
+        ("attach", "on", "auto or off"),
         ("console", "fancy", "auto, panel, plain or off"),
         ("same-failure-limit", "-1", "a whole number, 0 or more"),
         ("same-failure-limit", "three", "a whole number, 0 or more"),

@@ -22,10 +22,11 @@ _WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # what accelerate calls one process, 
 def attach(module: Any) -> None:
     """Have the Trainer of this module keep its state. Raises AttributeError if there is none."""
     plain = module.Trainer.train
+    trainers: list[AttachedTrainer] = []  # of this process
 
     @functools.wraps(plain)
     def train(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        _begin(trainer, has_trial=_has_trial(args, kwargs))
+        _begin(trainer, trainers, has_trial=_has_trial(args, kwargs))
         return plain(trainer, *args, **kwargs)
 
     module.Trainer.train = train
@@ -35,17 +36,14 @@ def _has_trial(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return kwargs.get("trial") is not None or (len(args) > 1 and args[1] is not None)
 
 
-_trainers: list[Any] = []  # of this process
-
-
-def _begin(trainer: Any, *, has_trial: bool) -> None:
+def _begin(trainer: Any, trainers: list[AttachedTrainer], *, has_trial: bool) -> None:
     """Attach to a Trainer that is about to train, or say why not; a script that has ours itself is left alone."""
-    if hasattr(type(trainer), "_of_unicron") or (not _trainers and _RUNS in sys.modules):
+    if hasattr(type(trainer), "_of_unicron") or (not trainers and _RUNS in sys.modules):
         return
     try:
-        why = "another one has trained in this process" if _trainers else why_not(trainer, has_trial=has_trial)
+        why = "another one has trained in this process" if trainers else why_not(trainer, has_trial=has_trial)
         if not why:
-            _trainers.append(AttachedTrainer(trainer))
+            trainers.append(AttachedTrainer(trainer))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
     if trainer.args.process_index == 0:
