@@ -42,6 +42,7 @@ ELSEWHERE = {
     "unicron_elastic/state/storage/folder.py": "the same",
     "unicron_elastic/transformers/trainer_progress.py": "what the ranks of one job give each other as state",
     "unicron_elastic/lightning/logged_values.py": "the same",
+    "unicron_elastic/attach/attached_trainer.py": "what this rank has kept itself, behind a checksum",
     "unicron_elastic/training/step/randomness.py": "what a rank of the job has written, behind a checksum",
     "unicron_elastic/training/group/servant.py": "a key that the agent gives over the worker's channel",
     "unicron_elastic/state/pull/link.py": "credentials that the kernel tells",
