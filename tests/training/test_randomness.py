@@ -78,7 +78,19 @@ def test_who_comes_later_has_the_seeds_of_the_others() -> None:
     first = drawn(ours, 5, 1)
     seed_script(2, 2, 2)
     theirs = Randomness(OF_SCRIPT, CPU)
-    theirs.load_state_dict(ours.state_dict())
+    given = ours.state_dict()
+    assert {each.dtype for each in given.values()} == {torch.uint8}  # storage has bytes, and would cut off others
+    theirs.load_state_dict(given)
+    assert drawn(theirs, 5, 1) == first
+
+
+def test_what_was_cut_off_is_no_seed() -> None:
+    seed_script(1, 1, 1)
+    ours = Randomness(OF_SCRIPT, CPU)
+    first = drawn(ours, 5, 1)
+    theirs = Randomness(OF_SCRIPT, CPU)
+    seed_script(1, 1, 1)
+    theirs.load_state_dict({**theirs.state_dict(), "seeds": torch.tensor([23, 103, 242], dtype=torch.uint8)})
     assert drawn(theirs, 5, 1) == first
 
 

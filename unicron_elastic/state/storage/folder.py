@@ -86,6 +86,13 @@ class Stored:
         return {**state, "random": random}
 
 
+def _bytes(name: str, numbers: Tensor) -> Tensor:
+    """Return a copy of what is read back as bytes. Raises TypeError for all else, which would be cut off by that."""
+    if numbers.dtype != torch.uint8:
+        raise TypeError(f"where {name} draws its random numbers is kept as bytes, and not as {numbers.dtype}")
+    return numbers.clone()
+
+
 class Storage:
     """Writes states behind the training's back. What goes wrong is said once of each kind, and ends nothing."""
 
@@ -125,7 +132,7 @@ class Storage:
             except RuntimeError as error:  # a rank is lost, and nothing is begun: what is there of this step stays
                 self._tell(path, error, 0, rank)
                 return
-        tensors = {**named, **{f"random/{rank}/{k}": v.clone() for k, v in state["random"].items()}}
+        tensors = {**named, **{f"random/{rank}/{k}": _bytes(k, v) for k, v in state["random"].items()}}
         plan = _Plan(path, keep, rank, None if is_alone else self._group)
         if plan.group is not None:
             # Copies the state before it returns, shards of GPUs included.

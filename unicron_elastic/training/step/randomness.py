@@ -75,7 +75,7 @@ class Generators:
 
 
 def packed(states: Mapping[str, Any]) -> dict[str, Tensor]:
-    """States of ``Generators``, each as bytes."""
+    """States of ``Generators``, each as bytes, as all that is kept of random numbers is."""
     return {name: each if isinstance(each, Tensor) else _bytes_of(each) for name, each in states.items()}
 
 
@@ -180,13 +180,15 @@ class Randomness:
     def state_dict(self) -> dict[str, Tensor]:
         """Where the generators are outside of micro-batches, and the seeds of micro-batches."""
         states = packed(self._kept if self._kept is not None else self.generators.states())
-        return {**states, _SEEDS: self.seeds.clone()} if self._has_seeds else states
+        return {**states, _SEEDS: self.seeds.view(torch.uint8).clone()} if self._has_seeds else states
 
     def load_state_dict(self, states: dict[str, Tensor]) -> None:
         """Puts the generators there, after the present step if one has begun."""
         if _SEEDS in states:
-            self.seeds.copy_(states[_SEEDS])
-            self._has_seeds = True
+            own = self.seeds.view(torch.uint8)
+            if states[_SEEDS].shape == own.shape:  # else of a version that storage has cut off
+                own.copy_(states[_SEEDS])
+                self._has_seeds = True
             states = {name: each for name, each in states.items() if name != _SEEDS}
         if self._kept is not None:
             self._kept = unpacked(states)
