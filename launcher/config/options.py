@@ -74,22 +74,15 @@ def _exit_codes(text: str) -> frozenset[int]:
     return frozenset(map(int, codes))
 
 
-def _console(text: str) -> str:
-    if text not in ("auto", "panel", "plain", "off"):
-        raise ValueError("auto, panel, plain or off")
-    return text
+def _one_of(*words: str) -> Callable[[str], str]:
+    """Return what takes one of these words."""
 
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{', '.join(words[:-1])} or {words[-1]}")
+        return text
 
-def _on_fault(text: str) -> str:
-    if text not in ("act", "observe"):
-        raise ValueError("act or observe")
-    return text
-
-
-def _on_hang(text: str) -> str:
-    if text not in ("act", "observe", "off"):
-        raise ValueError("act, observe or off")
-    return text
+    return parse
 
 
 def _seconds(text: str) -> float:
@@ -100,12 +93,6 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError("a number of seconds, 0 or more")
     return seconds
-
-
-def _attach(text: str) -> str:
-    if text.strip() not in ("auto", "off"):
-        raise ValueError("auto or off")
-    return text.strip()
 
 
 def _chaos(text: str) -> str:
@@ -182,7 +169,7 @@ OPTIONS = (
     ),
     _Option(
         name="console",
-        parse=_console,
+        parse=_one_of("auto", "panel", "plain", "off"),
         metavar="auto|panel|plain|off",
         help="what to show while the job runs; auto: a live panel on a terminal, else plain lines (default: auto)",
     ),
@@ -214,7 +201,7 @@ OPTIONS = (
     ),
     _Option(
         name="on_fault",
-        parse=_on_fault,
+        parse=_one_of("act", "observe"),
         metavar="act|observe",
         help="observe: tell and record what torchrun would not have noticed, hangs and sick nodes, and do nothing "
         "about it; workers that fail are restarted in any case (default: act)",
@@ -241,7 +228,7 @@ OPTIONS = (
     ),
     _Option(
         name="on_hang",
-        parse=_on_hang,
+        parse=_one_of("act", "observe", "off"),
         metavar="act|observe|off",
         help="when workers hang: restart them, or only tell and record it, or do not watch for it (default: act)",
     ),
@@ -254,7 +241,7 @@ OPTIONS = (
     ),
     _Option(
         name="attach",
-        parse=_attach,
+        parse=_one_of("auto", "off"),
         metavar="auto|off",
         help="auto: in scripts that import nothing of ours, transformers' Trainer keeps its state in memory, and goes "
         "on from there after a restart (default: off)",

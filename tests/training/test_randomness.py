@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,28 @@ def test_a_run_takes_what_the_script_has_seeded_when_its_steps_begin() -> None:
 
     assert dropped(1) == dropped(1) != dropped(2)
     assert dropped(1, seed=3) == dropped(2, seed=3) != dropped(1)
+
+
+def test_after_a_restart_from_storage_micro_batches_draw_what_they_would_have(tmp_path: Path) -> None:
+    def numbers(folder: Path, total: int) -> list[Drawn]:
+        seed_script(1, 2, 3)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = Run(model=model, optimizer=optimizer)
+        run.restore(folder)
+        found = []
+        for step in run.steps(total, 2):
+            for _ in step:
+                found.append(draw())
+                step.backward(model(torch.ones(1, 1)).sum())
+            optimizer.step()
+            run.save(folder, step.number + 1)
+        run.wait_saved()
+        return found
+
+    undisturbed = numbers(tmp_path / "undisturbed", 4)
+    assert len(set(undisturbed)) == 8
+    assert numbers(tmp_path / "stopped", 2) + numbers(tmp_path / "stopped", 4) == undisturbed
 
 
 def test_what_is_no_seed_is_refused() -> None:

@@ -82,6 +82,7 @@ class AttachedTrainer:
         self._run: Any = None
         self._numbers: dict[str, Any] = {}  # where random numbers were in the state that was taken over
         self._is_within = False  # the state that was taken over is of the middle of what is to be trained
+        self._is_off = False  # an epoch was ended before its last step: where the next state is in it is not known
         self._noted = 0
         self._steps_per_epoch = 1
         for name in ("_run_epoch", "_load_rng_state", "_maybe_log_save_evaluate"):
@@ -122,8 +123,6 @@ class AttachedTrainer:
             self._is_off = True
         self._noted = step
         self._keep(step)
-
-    _is_off = False  # an epoch was ended before its last step: where the next state is in it is not known
 
     def _keep(self, step: int) -> None:
         if self._is_off:

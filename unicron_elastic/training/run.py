@@ -32,7 +32,7 @@ from unicron_elastic.training.step import buffers
 from unicron_elastic.training.step.randomness import OF_SCRIPT, Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
-from unicron_elastic.training.wrapped.engine_progress import NO_STEPS, options_for_engine
+from unicron_elastic.training.wrapped.engine_progress import NO_STEPS, check_options
 from unicron_elastic.training.wrapped.registered_by import engine_of, registered_by
 
 _DISTRIBUTED = (
@@ -150,9 +150,10 @@ class Run:
         if is_in_place:
             options = accelerator.options_of_run(options)
         if (engine := engine_of(accelerator)) is not None:
-            options = options_for_engine(engine, options)
+            check_options(engine, options)
         run = cls(**registered_by(accelerator), **options)
-        run._why_no_steps = run._why_no_steps if engine is None else NO_STEPS
+        if engine is not None:
+            run._why_no_steps = NO_STEPS
         if is_in_place:
             accelerator.run_begins(run)
         return run

@@ -80,15 +80,14 @@ def parts_of_engine(engine: Any) -> dict[str, Any]:
     return parts
 
 
-def options_for_engine(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the Run of an engine. Raises WrongUseError for some that cannot be right with it."""
+def check_options(engine: Any, options: dict[str, Any]) -> None:
+    """Raise WrongUseError for options of the Run of an engine that cannot be right with it."""
     stage = engine.zero_optimization_stage()
     if options.get("replicated") and stage:
         raise WrongUseError(
             f"replicated=True says that one rank's state will do for another, and with ZeRO {stage} each rank has a "
             "part of the optimizer's: leave it out"
         )
-    return options
 
 
 def _refusal(engine: Any) -> str:
