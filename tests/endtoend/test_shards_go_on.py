@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from finals import final
+from free_port import free_port
 from torch.distributed import TCPStore
 from train_in_place_job import SCRIPT, incidents, trained
+from warm_launcher import WarmLaunchers
 
 pytestmark = pytest.mark.trains
 END_S = 60.0
@@ -188,11 +190,16 @@ def test_what_tensor_parallelism_does_not_divide_is_the_same_from_the_beginning(
 @pytest.mark.parametrize(
     "kind", ["bf16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("checkpoint", "stays-whole", "tensor"))]
 )
-def test_undisturbed_they_are_torchs_own_to_the_bit(launcher: Any, kind: str) -> None:
+def test_undisturbed_they_are_torchs_own_to_the_bit(launcher: Any, warm_launchers: WarmLaunchers, kind: str) -> None:
     script = str(Path(__file__).with_name("train_both_ways.py"))
     ranks = 8 if kind == "tensor" else 4
-    for tool, way in (("torchrun", "hsdp"), ("unicron-run", "replicas")):
-        run = launcher.start("--standalone", f"--nproc-per-node={ranks}", script, way, kind, tool=tool, fast=False)
-        assert run.wait(END_S) == 0, run.err
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+    said = [launcher.folder / f"said-{rank}" for rank in range(ranks)]
+    torchs = [
+        warm_launchers.begin(place, script, "hsdp", kind, RANK=str(rank), **meeting) for rank, place in enumerate(said)
+    ]
+    run = launcher.start("--standalone", f"--nproc-per-node={ranks}", script, "replicas", kind, fast=False)
+    assert run.wait(END_S) == 0, run.err
+    assert [each.wait(END_S) for each in torchs] == [0] * ranks, [each.read_text() for each in said]
     ways = [f"{way}-{rank}" for way in ("hsdp", "replicas") for rank in range(ranks)]
     assert len({(launcher.folder / each).read_text() for each in ways}) == 1

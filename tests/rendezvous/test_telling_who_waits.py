@@ -33,7 +33,7 @@ def test_who_waits_where_all_have_a_rank_says_for_whom(first: int, caplog: pytes
         handler = job_rendezvous(rendezvous_handler(parameters))
         assert isinstance(handler, PlainRendezvous)
         handlers.append(handler)
-    handlers[first].silent_s = 0.05
+    handlers[first].silent_s, handlers[1 - first].silent_s = 0.05, 60.0
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(handlers[first].next_rendezvous)
         end = time.monotonic() + 20
