@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,7 +20,6 @@ pytestmark = pytest.mark.trains
 
 IN_PLACE = str(Path(__file__).with_name("train_in_place.py"))
 LEASE_S = 1.0  # etcd grants somewhat more
-LAPSE_S = 5.0  # longer than any lease that it grants for this
 CALM_S = 5.0  # in which processes were started by the hundred
 STARTED = """
 import os, runpy, sys
@@ -32,7 +32,8 @@ runpy.run_path({script!r}, run_name="__main__")
 class Node:
     """One node of a job: its agent, its way to etcd, and what its workers have done."""
 
-    def __init__(self, run: Any, cable: Cable) -> None:
+    def __init__(self, name: str, run: Any, cable: Cable) -> None:
+        self.name = name
         self.run = run
         self.cable = cable
 
@@ -46,6 +47,11 @@ class Node:
         """(number, pid) of each step."""
         found = re.findall(r"^STEP (\d+) pid (\d+) ", self.run.out, re.MULTILINE)
         return [(int(number), int(pid)) for number, pid in found]
+
+    def times_lost(self, name: str) -> int:
+        """How often it has said that the node of this name was lost."""
+        told: list[str] = re.findall(r"^\[unicron\] \S+ (.+) (?:is|are) lost: the lease", self.run.err, re.MULTILINE)
+        return sum(name in names.split(", ") for names in told)
 
     def until_steps(self, more: int, pid: int | None = None) -> None:
         """Waits for this many more steps, of another process than ``pid``."""
@@ -73,7 +79,7 @@ def begin(launcher: Any) -> Iterator[Callable[[str], list[Node]]]:
                     "--local-addr=127.0.0.1", script, "--steps=20000", "--step-s=0.03", "--say-steps",
                     env={"UNICRON_NODE_NAME": name},
                 )  # fmt: skip
-                nodes.append(Node(run, cables[-1]))
+                nodes.append(Node(name, run, cables[-1]))
             for node in nodes:
                 node.until_steps(3)
             return nodes
@@ -83,19 +89,27 @@ def begin(launcher: Any) -> Iterator[Callable[[str], list[Node]]]:
             cable.end()
 
 
-def _stopped(nodes: Sequence[Node]) -> None:
+@contextlib.contextmanager
+def _while_lost(nodes: Sequence[Node], other: Node) -> Iterator[None]:
+    """What is begun within ends when another node has taken each of these for lost."""
+    before = {node.name: other.times_lost(node.name) for node in nodes}
+    yield
+    other.run.until(lambda: all(other.times_lost(each) > count for each, count in before.items()), f"{before} are lost")
+
+
+def _stopped(nodes: Sequence[Node], other: Node) -> None:
     """Their agents do nothing for a while; their workers go on."""
-    for node in nodes:
-        os.kill(node.run.process.pid, signal.SIGSTOP)
-    time.sleep(LAPSE_S)
+    with _while_lost(nodes, other):
+        for node in nodes:
+            os.kill(node.run.process.pid, signal.SIGSTOP)
     for node in nodes:
         os.kill(node.run.process.pid, signal.SIGCONT)
 
 
-def _cut_from_etcd(nodes: Sequence[Node]) -> None:
-    for node in nodes:
-        node.cable.silence()
-    time.sleep(LAPSE_S)
+def _cut_from_etcd(nodes: Sequence[Node], other: Node) -> None:
+    with _while_lost(nodes, other):
+        for node in nodes:
+            node.cable.silence()
     for node in nodes:
         node.cable.mend()
 
@@ -117,11 +131,11 @@ def _end(nodes: Sequence[Node]) -> None:
     ],
 )
 def test_it_comes_back_once_and_the_others_make_all_their_steps(
-    begin: Callable[[str], list[Node]], names: str, taken: str, lapse: Callable[[Sequence[Node]], None]
+    begin: Callable[[str], list[Node]], names: str, taken: str, lapse: Callable[[Sequence[Node], Node], None]
 ) -> None:
     nodes = dict(zip(names, begin(names), strict=True))
     lost, others = [nodes[name] for name in taken], [nodes[name] for name in names if name not in taken]
-    lapse(lost)
+    lapse(lost, others[0])
     for node in lost:
         node.until_steps(10, node.started[0])
     time.sleep(CALM_S)
@@ -140,7 +154,7 @@ def test_it_comes_back_once_and_the_others_make_all_their_steps(
 def test_it_comes_back_each_time(begin: Callable[[str], list[Node]]) -> None:
     a, b = begin("ab")
     for times in (1, 2):
-        _cut_from_etcd([b])
+        _cut_from_etcd([b], a)
         b.until_steps(10, b.started[times - 1])
         assert len(b.started) == times + 1, b.run.err
     assert a.started == [a.steps[0][1]]
