@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,45 @@ def test_a_worker_without_a_handler_ends_without_a_word(launcher: Any) -> None:
     assert "rank 2 raised ValueError: mine" in run.err
     assert "FREED" not in run.out
     assert "broken off" not in run.err
+
+
+WAITS_TO_JOIN = """
+import os, signal, time
+import torch, unicron_elastic
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: None)
+rank, place = os.environ["RANK"], Path(os.environ["PROBE"])
+begun = place / f"begun-{rank}"
+is_first = not begun.exists()
+begun.touch()
+os.write(1, f"BEGUN {rank} {os.getpid()}\\n".encode())
+def wait_for(name):
+    while not (place / name).exists():
+        time.sleep(0.01)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = unicron_elastic.Run(model=model, optimizer=optimizer)
+if not is_first:
+    wait_for("on")
+for step in run.steps(2, 2):
+    for index in step:
+        step.backward(model(torch.ones(1)).sum())
+    optimizer.step()
+    os.write(1, f"STEP {step.number} {rank}\\n".encode())
+    if is_first and step.number == 0:
+        wait_for("never")
+"""
+
+
+def test_who_waits_to_join_others_who_are_no_more_is_not_waited_for(launcher: Any) -> None:
+    launcher.script("joins.py", WAITS_TO_JOIN)
+    run = launcher.start("--nproc-per-node=2", "--shutdown-timeout=60", "--max-restarts=3", "joins.py", fast=False)
+    run.until_line(r"^STEP 0", 2)
+    pids = dict(re.findall(r"^BEGUN (\d) (\d+)$", run.out, re.MULTILINE))
+    os.kill(int(pids["1"]), signal.SIGKILL)
+    run.until_line(r"^BEGUN 1", 2)
+    os.kill(int(pids["0"]), signal.SIGKILL)
+    (launcher.folder / "on").touch()
+    run.until_line(r"^STEP 1", 2)
+    assert run.wait() == 0
+    assert "this rank waits for the others no longer: " in run.err

@@ -13,6 +13,7 @@ from unicron_elastic.base.world import Member, World
 from unicron_elastic.training.group.membership import AgentMembership
 from unicron_elastic.worker.instructions import (
     BePatient,
+    FreeToStop,
     Instruction,
     Invitation,
     MakeSnapshot,
@@ -119,6 +120,38 @@ def test_workers_wait_as_long_as_the_agent_does(
     else:
         with pytest.raises((TimeoutError, RuntimeError)):
             wait(membership)
+
+
+class StoppingAgent(Agent):
+    """`StoppingAgent` has a worker stop that has said something, or waits."""
+
+    def __init__(self, *words: Instruction, is_late: bool) -> None:
+        super().__init__(*words)
+        self._timer = threading.Timer(0.1, lambda: self.link.heard(FreeToStop(reason="all begin again")))
+        self._is_late = is_late
+
+    def send(self, said: Notice) -> None:
+        """Hear the worker, which waits by then, or does not yet."""
+        super().send(said)
+        self._timer.start()
+        if not self._is_late:
+            self._timer.join()
+
+
+@pytest.mark.parametrize("wait", [_enter, _break, _wait_without_a_newcomer])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_who_is_to_stop_waits_for_nobody(wait: Callable[[AgentMembership], None], *, is_late: bool) -> None:
+    agent = StoppingAgent(PATIENCE, is_late=is_late)
+    with pytest.raises(RuntimeError, match="this rank waits for the others no longer: all begin again"):
+        wait(AgentMembership(agent.link))
+
+
+def test_who_is_to_stop_and_waits_for_nobody_goes_on() -> None:
+    link = Agent().link
+    link.heard(WORLD)
+    link.heard(FreeToStop(reason="all begin again"))
+    assert link.newer_than(0) == (WORLD.world, 0)
+    assert not link.is_left()
 
 
 def test_an_agent_tells_its_patience_while_it_is_waited_for() -> None:

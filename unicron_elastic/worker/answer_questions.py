@@ -94,7 +94,8 @@ def _do(control: Control, instruction: Instruction) -> None:
         case ExpectBreaks():
             hide_broken_connections()
         case FreeToStop(reason=reason):
-            free_to_stop(reason)
+            if free_to_stop(reason):
+                hear(instruction)
         case _:
             hear(instruction)
 

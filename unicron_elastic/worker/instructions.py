@@ -37,7 +37,7 @@ class ExpectBreaks(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeToStop(Instruction):
-    """`FreeToStop` lets a worker that was sent SIGTERM leave the collective in which it waits, for this ``reason``."""
+    """`FreeToStop` lets a worker that was sent SIGTERM leave the others for whom it waits, for this ``reason``."""
 
     reason: str
 

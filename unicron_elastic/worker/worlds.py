@@ -21,6 +21,7 @@ from unicron_elastic.worker.control import Control
 from unicron_elastic.worker.instructions import (
     BePatient,
     FixedWorld,
+    FreeToStop,
     Instruction,
     Invitation,
     MakeSnapshot,
@@ -43,6 +44,7 @@ class Link:
         self._world: World | None = None
         self._adopted: World | None = None
         self._words: dict[type[Instruction], Instruction] = {}
+        self._why_freed = ""  # from what it waits for, as it was sent SIGTERM; "" while it was not
         self.on_serve: Callable[[str], dict[str, Any]] | None = (
             None  # begins to serve this replica's state; returns where
         )
@@ -66,8 +68,8 @@ class Link:
     ) -> Answer:
         """Says this and waits for one of these ``answers``.
 
-        ``is_agreed_on``: by all agents, for which this one may need its patience. Raises TimeoutError, and what ``say``
-        raises.
+        ``is_agreed_on``: by all agents, for which this one may need its patience. Raises TimeoutError, RuntimeError if
+        this process is to stop, and what ``say`` raises.
         """
         with self._changed:
             for kind in answers:
@@ -80,21 +82,30 @@ class Link:
                 for kind in answers:
                     if isinstance(answer := self._words.pop(kind, None), kind):
                         return answer
+                self._look_whether_freed()
                 if not self._changed.wait(asked_at + patience_s - time.monotonic()):
                     raise TimeoutError(f"the agent did not answer within {patience_s:g} s")
 
     def newer_than(self, number: int) -> tuple[World, int | None] | None:
         """Return the newest world of which the agent told, and this process's rank there, if it is after this one."""
-        if not self.is_newer(number):
+        if not self._has_newer(number):
             return None
         with self._changed:  # a world and the name in it come together
             assert self._world is not None
             return self._world, self._world.rank_of(self.name)
 
     def is_newer(self, number: int) -> bool:
-        """Whether there is a world after this one."""
+        """Tell who waits for it whether there is a world after this one. Raises RuntimeError if it is to stop."""
+        self._look_whether_freed()
+        return self._has_newer(number)
+
+    def _has_newer(self, number: int) -> bool:
         world = self._world
         return world is not None and world.number > number
+
+    def _look_whether_freed(self) -> None:
+        if self._why_freed:
+            raise RuntimeError(f"this rank waits for the others no longer: {self._why_freed}")
 
     def is_left(self) -> bool:
         """Whether what went on in the adopted world has ended with a newer one: a member is gone, say."""
@@ -102,7 +113,7 @@ class Link:
         return world is not None and self._ends_adopted(world)
 
     def wait_for_newer(self, number: int, timeout_s: float) -> bool:
-        """Waits for a world after this one; false if none came in time."""
+        """Waits for a world after this one; false if none came in time. Raises RuntimeError as ``is_newer``."""
         with self._changed:
             return self._changed.wait_for(lambda: self.is_newer(number), timeout_s)
 
@@ -125,6 +136,8 @@ class Link:
         match instruction:
             case NewWorld():
                 self._hear_world(instruction)
+            case FreeToStop(reason=reason):
+                self._free(reason)
             case Invitation() | FixedWorld() | SnapshotOffers():
                 self._keep(instruction)
             case ServeState():
@@ -137,7 +150,7 @@ class Link:
     def _hear_world(self, instruction: NewWorld) -> None:
         world = instruction.world
         with self._changed:
-            if not self.is_newer(world.number - 1):  # else it is told once more
+            if not self._has_newer(world.number - 1):  # else it is told once more
                 self._world, self.name = world, instruction.name
                 if self._adopted is not None and self.must_break(world):
                     break_collectives(world.reason, is_quiet=True)
@@ -151,6 +164,11 @@ class Link:
 
     def _has_adopted(self, world: World) -> bool:
         return self._adopted is not None and self._adopted.number >= world.number
+
+    def _free(self, reason: str) -> None:
+        with self._changed:
+            self._why_freed = reason
+            self._changed.notify_all()
 
     def _be_patient(self, patience_s: float) -> None:
         with self._changed:

@@ -90,15 +90,16 @@ def _call(callback: Callable[[], object]) -> None:
         _say(f"the first process group is not noticed: {type(error).__name__}: {error}")
 
 
-def free_to_stop(reason: str) -> Broken:
-    """Breaks gloo's collectives in a worker that was sent SIGTERM and has a handler for it in Python.
+def free_to_stop(reason: str) -> bool:
+    """Break gloo's collectives in a worker that was sent SIGTERM, and return whether it has a handler in Python for it.
 
     The handler cannot run while the main thread waits in one, and would be waited for in vain. With NCCL the script
     would go on with unfinished results, and what the handler saves could be wrong.
     """
     if not callable(signal.getsignal(signal.SIGTERM)):
-        return Broken()
-    return break_collectives(reason, only_gloo=True)
+        return False
+    break_collectives(reason, only_gloo=True)
+    return True
 
 
 def break_collectives(
