@@ -35,11 +35,10 @@ from unicron_elastic.launcher.view.cluster.members import (
     ClusterView,
     JobListing,
     NodeListing,
-    PlannedJobListing,
+    cluster_view,
     job_status,
     jobs_table,
     nodes_table,
-    read_cluster,
     with_planned,
 )
 from unicron_elastic.rendezvous.records.cluster import (
@@ -54,7 +53,16 @@ from unicron_elastic.rendezvous.records.cluster import (
 )
 from unicron_elastic.rendezvous.records.job import JobKeys
 from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
-from unicron_elastic.rendezvous.store.interface import Entry, LeaseGoneError, Put, Store, StoreError, Write, check_key
+from unicron_elastic.rendezvous.store.interface import (
+    Entry,
+    LeaseGoneError,
+    Put,
+    Snapshot,
+    Store,
+    StoreError,
+    Write,
+    check_key,
+)
 from unicron_elastic.rendezvous.store.open import store_opener
 from unicron_elastic.rendezvous.store.options import address_from_options
 from unicron_elastic.rendezvous.store.records import whole_number
@@ -90,17 +98,21 @@ class OpenCluster:
             self.store.close()
         self.store = self._open_store()
 
-    def read(self) -> ClusterView:
-        """All of it; what cannot be read goes to stderr. Raises StoreError."""
-        view = read_cluster(self.store, self.left_s)
+    def look(self) -> Snapshot:
+        """Read all keys, as they are at one revision. Raises StoreError."""
+        return self.store.read_prefix("", timeout_s=self.left_s())
+
+    def view(self, seen: Snapshot) -> ClusterView:
+        """Return what these keys tell of jobs and nodes; what cannot be read goes to stderr."""
+        view = cluster_view(seen)
         self.tell_odd(view.odd)
         return view
 
-    def read_plan(self) -> PlanReading:
-        """What is planned; what cannot be read of it goes to stderr. Raises StoreError."""
-        from unicron_elastic.launcher.view.cluster.plan import read_plan
+    def plan(self, seen: Snapshot) -> PlanReading:
+        """Return what these keys tell of planning; what cannot be read goes to stderr."""
+        from unicron_elastic.launcher.view.cluster.plan import plan_reading
 
-        reading = read_plan(self.store, self.left_s, time.time())
+        reading = plan_reading(seen, time.time())
         self.tell_odd(reading.odd)
         return reading
 
@@ -132,7 +144,7 @@ def jobs(
         context.obj = at
         return
     with open_cluster(at) as cluster:
-        found = with_planned(cluster.read().jobs, _planned_jobs(cluster))
+        found = _jobs_of(cluster, cluster.look())
         if as_json:
             print_json([job.to_json() for job in found])
         elif found:
@@ -161,7 +173,7 @@ def nodes(
         context.obj = at
         return
     with open_cluster(at) as cluster:
-        found = cluster.read().nodes(time.time(), _agent_states(cluster))
+        found = _nodes_of(cluster, cluster.look(), time.time())
         if as_json:
             print_json([node.to_json() for node in found])
         elif found:
@@ -222,7 +234,7 @@ def drain(
     until = None if duration is None else now + duration_s(duration)
     with open_cluster(at) as cluster:
         known: dict[str, list[NodeListing]] = {}
-        for each in cluster.read().nodes(now, _agent_states(cluster)):
+        for each in _nodes_of(cluster, cluster.look(), now):
             known.setdefault(each.host, []).append(each)
         entries = [
             _keep_out(cluster, Quarantined(node=name, reason=text, since=now, until=until, by=operator()))
@@ -368,16 +380,20 @@ def _forget(cluster: OpenCluster, node: str) -> str:
     return why_not
 
 
-def _planned_jobs(cluster: OpenCluster) -> tuple[PlannedJobListing, ...]:
+def _jobs_of(cluster: OpenCluster, seen: Snapshot) -> tuple[JobListing, ...]:
     from unicron_elastic.launcher.view.cluster.plan import planned_jobs
 
-    return planned_jobs(cluster.read_plan())
+    return with_planned(cluster.view(seen).jobs, planned_jobs(cluster.plan(seen)))
 
 
-def _agent_states(cluster: OpenCluster) -> tuple[AgentActivity, ...]:
+def _nodes_of(cluster: OpenCluster, seen: Snapshot, now: float) -> tuple[NodeListing, ...]:
+    return cluster.view(seen).nodes(now, _agent_states(cluster, seen))
+
+
+def _agent_states(cluster: OpenCluster, seen: Snapshot) -> tuple[AgentActivity, ...]:
     from unicron_elastic.launcher.view.cluster.plan import agent_states
 
-    return agent_states(cluster.read_plan().snapshot)
+    return agent_states(cluster.plan(seen).snapshot)
 
 
 def _cancel(cluster: OpenCluster, job: str, why: str) -> int:
@@ -443,7 +459,7 @@ def _cancel_planned(cluster: OpenCluster, job: str, why: str) -> int | None:
         return Write(puts=tuple(puts), guards={keys.phase: 0 if entry is None else entry.revision})
 
     cluster.store.update(keys.phase, cancel, what=f"the phase of job {job}", timeout_s=cluster.left_s())
-    return sum(state.job == job for state in _agent_states(cluster))
+    return sum(state.job == job for state in _agent_states(cluster, cluster.look()))
 
 
 def _checked_nodes(nodes: Iterable[str]) -> list[str]:

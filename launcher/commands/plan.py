@@ -65,7 +65,7 @@ def plan(
     from unicron_elastic.launcher.view.cluster.plan import estimates
 
     with open_cluster(at) as cluster:
-        reading = cluster.read_plan()
+        reading = cluster.plan(cluster.look())
         snapshot = reading.snapshot
         if not snapshot.nodes and not snapshot.jobs and not suppose:
             if as_json:
@@ -100,7 +100,7 @@ def set_job(
     check_job(job)
     changes = _changes(weight, min_nodes, max_nodes, pin, unpin=unpin, paused=paused)
     with open_cluster(at.over(context.obj)) as cluster:
-        snapshot = cluster.read_plan().snapshot
+        snapshot = cluster.plan(cluster.look()).snapshot
         found = _set(cluster, snapshot, job, changes)
     then = _then(snapshot, found.new, time.time())
     if as_json:

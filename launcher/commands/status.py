@@ -104,11 +104,7 @@ def _watch(cluster: OpenCluster, interval_s: float, *, as_json: bool) -> int:
 
 def _look(cluster: OpenCluster) -> Overview:
     """Raises StoreError."""
-    from unicron_elastic.launcher.view.cluster.reading import read_overview  # it calculates
+    from unicron_elastic.launcher.view.cluster.reading import overview_of  # it calculates
 
-    ends_at = time.monotonic() + TIMEOUT_S
-
-    def left_s() -> float:
-        return max(0.05, ends_at - time.monotonic())
-
-    return read_overview(cluster.store, left_s, time.time(), where=cluster.where)
+    seen = cluster.store.read_prefix("", timeout_s=TIMEOUT_S)  # each time anew, however long one follows it
+    return overview_of(seen, time.time(), where=cluster.where)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from unicron_elastic.launcher.config.forwarded import OF_SUBMISSION
-from unicron_elastic.launcher.view.cluster.members import ClusterView, JobListing, read_cluster
+from unicron_elastic.launcher.view.cluster.members import JobListing, cluster_view
 from unicron_elastic.rendezvous.cluster.node import ClusterNode
 from unicron_elastic.rendezvous.records.cluster import UnplannedJobSpec
 from unicron_elastic.rendezvous.records.job import JobKeys
-from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.interface import Snapshot, Store
 
 AVOID_S = 60.0  # a job that could not be started here
 READ_TIMEOUT_S = 2.0
@@ -44,9 +44,9 @@ class Spare:
         """A place in a job that needs this node, if there is one. Raises StoreError."""
         if self._node.why_kept_out():
             return None
-        view = read_cluster(store, lambda: READ_TIMEOUT_S)
-        now = time.monotonic()
-        for run_id, spec, missing in needed(view.jobs, _claims(store, view)):
+        seen = store.read_prefix("", timeout_s=READ_TIMEOUT_S)
+        jobs, now = cluster_view(seen).jobs, time.monotonic()
+        for run_id, spec, missing in needed(jobs, _claims(seen, jobs)):
             if self._avoided.get(run_id, now) > now:
                 continue
             for number in range(missing):
@@ -81,9 +81,8 @@ class Spare:
             self._avoided[claim.run_id] = time.monotonic() + AVOID_S
 
 
-def _claims(store: Store, view: ClusterView) -> dict[str, int]:
-    prefixes = {job.run_id: JobKeys(job.run_id).claims for job in view.jobs}
-    return {run_id: len(store.read_prefix(prefix).entries) for run_id, prefix in prefixes.items()}
+def _claims(seen: Snapshot, jobs: Iterable[JobListing]) -> dict[str, int]:
+    return {job.run_id: len(seen.under(JobKeys(job.run_id).claims).entries) for job in jobs}
 
 
 def needed(jobs: Iterable[JobListing], claims: Mapping[str, int]) -> list[tuple[str, UnplannedJobSpec, int]]:

@@ -93,6 +93,11 @@ class Snapshot:
         """What somebody knows who never looked: a watch from here first tells of everything that exists."""
         return cls(prefix=prefix, revision=0, entries=())
 
+    def under(self, prefix: str) -> Snapshot:
+        """Return what of it begins with this ``prefix``, which begins with its own, as it was at the same revision."""
+        entries = tuple(entry for entry in self.entries if entry.key.startswith(prefix))
+        return Snapshot(prefix=prefix, revision=self.revision, entries=entries)
+
     def get(self, key: str) -> Entry | None:
         """The entry of ``key``; None if it did not exist."""
         return next((entry for entry in self.entries if entry.key == key), None)

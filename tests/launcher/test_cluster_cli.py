@@ -26,7 +26,6 @@ from unicron_elastic.launcher.view.cluster.members import (
     job_status,
     jobs_table,
     nodes_table,
-    read_cluster,
 )
 from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
 from unicron_elastic.rendezvous.records.cluster import (
@@ -619,12 +618,6 @@ def test_a_user_without_a_name_is_known_by_number(store: Store, monkeypatch: pyt
     entry = _quarantined(store, "a")
     assert entry is not None
     assert entry.by == f"uid {os.getuid()}"
-
-
-def test_all_is_read_within_one_limit(store: Store) -> None:
-    limits = iter([0.5, 0.4, 0.3, 0.2])
-    assert read_cluster(store, lambda: next(limits)).jobs == ()
-    assert list(limits) == []
 
 
 def _python(code: str) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,8 @@ from test_incident_picture import INCIDENT
 
 from unicron_elastic.base.quarantine import Quarantined
 from unicron_elastic.launcher.view.cluster.overview import Overview
-from unicron_elastic.launcher.view.cluster.plan import read_plan
-from unicron_elastic.launcher.view.cluster.reading import read_overview
+from unicron_elastic.launcher.view.cluster.plan import plan_reading
+from unicron_elastic.launcher.view.cluster.reading import overview_of
 from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.planning.coordinate.node_status import NodeState
 from unicron_elastic.planning.coordinate.snapshot import ClusterSnapshot, JobPhase, JobStatus
@@ -37,7 +37,6 @@ from unicron_elastic.rendezvous.records.plan_keys import PlannedJobKeys
 from unicron_elastic.rendezvous.store.interface import Store
 from unicron_elastic.testing.memory_store import MemoryServer, MemoryStore
 
-LEFT_S = 4.0
 NEWS = news.JobNews(
     at_unix_s=NOW - 1.0,
     step=1842,
@@ -61,7 +60,7 @@ def store() -> Store:
 
 
 def _read(store: Store, **more: object) -> Overview:
-    found = read_overview(store, lambda: LEFT_S, NOW, where="here", **more)  # type: ignore[arg-type]
+    found = overview_of(store.read_prefix(""), NOW, where="here", **more)  # type: ignore[arg-type]
     json.dumps(found.to_json(), allow_nan=False)
     return found
 
@@ -86,7 +85,7 @@ def test_a_store_with_nothing_in_it_is_an_empty_cluster():
 
 def test_planned_jobs_have_steps_rates_and_what_the_plan_expects(store):
     put_cluster(store, two_jobs())
-    publish(store, read_plan(store, lambda: LEFT_S, NOW).snapshot, NOW - 60.0)
+    publish(store, plan_reading(store.read_prefix(""), NOW).snapshot, NOW - 60.0)
     measured = MeasuredJob().with_steps(
         3,
         Stay(since_unix_s=NOW - 500.0, step_s=0.4, steps=200),

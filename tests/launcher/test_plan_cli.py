@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from unicron_elastic.base.quarantine import LAUNCHER, Quarantined
 from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.config.answers import local_time
-from unicron_elastic.launcher.view.cluster.plan import PlanReading, proposal_view, published_view, read_plan
+from unicron_elastic.launcher.view.cluster.plan import PlanReading, plan_reading, proposal_view, published_view
 from unicron_elastic.launcher.view.cluster.plan_text import amount, plan_text, span
 from unicron_elastic.membership.rounds import JobMember, Place, Round
 from unicron_elastic.planning.coordinate.node_status import NodeState
@@ -76,7 +76,7 @@ def planned(store: Store) -> Store:
 
 
 def _read(store: Store) -> PlanReading:
-    return read_plan(store, lambda: 4.0, time.time())
+    return plan_reading(store.read_prefix(""), time.time())
 
 
 def _unicron(*arguments: object) -> Any:

@@ -27,7 +27,7 @@ from unicron_elastic.launcher.cli import app
 from unicron_elastic.launcher.commands import show as status_show
 from unicron_elastic.launcher.commands import status as status_cli
 from unicron_elastic.launcher.commands.cluster import OpenCluster
-from unicron_elastic.launcher.view.cluster.plan import read_plan
+from unicron_elastic.launcher.view.cluster.plan import plan_reading
 from unicron_elastic.rendezvous.records import news
 from unicron_elastic.rendezvous.records.cluster import (
     LEADER,
@@ -63,9 +63,9 @@ def store(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(status_cli.time, "time", lambda: NOW)
     opened.put(LEADER, leader_text(LeaderRecord(node_id="n1/agent", host="n1", address="10.0.0.1:4000")))
     put_cluster(opened, two_jobs())
-    publish(opened, read_plan(opened, lambda: 4.0, NOW).snapshot, NOW - 60.0)
+    publish(opened, plan_reading(opened.read_prefix(""), NOW).snapshot, NOW - 60.0)
     opened.delete("plan/nodes/n6%2Fagent")  # idle: it would be on its way
-    publish(opened, read_plan(opened, lambda: 4.0, NOW).snapshot, NOW - 60.0)
+    publish(opened, plan_reading(opened.read_prefix(""), NOW).snapshot, NOW - 60.0)
     opened.put(news.job_news_key("chat"), news.job_news_text(NEWS))
     return opened
 

@@ -71,6 +71,8 @@ def test_a_snapshot_has_all_keys_of_a_prefix_and_no_others(lab: Lab) -> None:
     everything = lab.store.read_prefix("")
     assert len(everything.entries) == 6
     assert everything.revision == snapshot.revision
+    assert everything.under("nodes/") == snapshot
+    assert everything.under("nothing/").entries == ()
 
 
 def test_clients_of_one_namespace_share_it_and_others_do_not_see_it(lab: Lab) -> None:

@@ -80,8 +80,6 @@ class ClusterSource(PageSource):
 
 def read_state(store: Store, where: str) -> Mapping[str, Any]:
     """All that the page shows but the WAF over time. Raises StoreError."""
-    from unicron_elastic.launcher.view.cluster.reading import read_overview  # and NumPy, which only a coordinator needs
+    from unicron_elastic.launcher.view.cluster.reading import overview_of  # and NumPy, which only a coordinator needs
 
-    ends_at = time.monotonic() + READ_S
-    # Never nothing, so that a call that is late says itself what is wrong.
-    return read_overview(store, lambda: max(0.05, ends_at - time.monotonic()), time.time(), where=where).to_json()
+    return overview_of(store.read_prefix("", timeout_s=READ_S), time.time(), where=where).to_json()

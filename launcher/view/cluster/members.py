@@ -1,4 +1,4 @@
-"""The cluster as its store shows it, and as text for people: pure, but for the reading of the store.
+"""The cluster as its store shows it at one revision, and as text for people. Pure.
 
 Everything reads the same without colour, in 60 columns and in a pipe.
 """
@@ -33,7 +33,7 @@ from unicron_elastic.rendezvous.records.cluster import (
 )
 from unicron_elastic.rendezvous.records.job import JobKeys, JobMirror
 from unicron_elastic.rendezvous.records.plan_keys import start_of_run
-from unicron_elastic.rendezvous.store.interface import Entry, Snapshot, Store
+from unicron_elastic.rendezvous.store.interface import Entry, Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class NodeListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """All that is known. ``odd`` says of each key that could not be read why."""
+    """A `ClusterView` is all that is known at one revision. ``odd`` says of each key that could not be read why."""
 
     agents: tuple[NodeRecord, ...]
     leader: LeaderRecord | None
@@ -270,15 +270,15 @@ def with_planned(jobs: Iterable[JobListing], planned: Iterable[PlannedJobListing
     return tuple(sorted(found.values(), key=lambda job: natural(job.run_id)))
 
 
-def read_cluster(store: Store, left_s: Callable[[], float]) -> ClusterView:
-    """The cluster now; ``left_s`` says how many seconds there are to read it. Raises StoreError."""
+def cluster_view(seen: Snapshot) -> ClusterView:
+    """Return what the store's keys, of which it has ``seen`` all, tell of the cluster."""
     odd: list[str] = []
-    leader = store.read(LEADER, timeout_s=left_s()).entry
-    nodes = store.read_prefix(NODES, timeout_s=left_s()).entries
+    leader = seen.get(LEADER)
+    nodes = seen.under(NODES).entries
     agents = _parsed([entry for entry in nodes if not entry.key.startswith(ROSTER)], parse_node, odd)
     roster = _parsed([entry for entry in nodes if entry.key.startswith(ROSTER)], parse_roster, odd)
-    quarantine = _parsed(store.read_prefix(QUARANTINE, timeout_s=left_s()).entries, parse_quarantined, odd)
-    jobs = _jobs(store.read_prefix(JOBS, timeout_s=left_s()), odd)
+    quarantine = _parsed(seen.under(QUARANTINE).entries, parse_quarantined, odd)
+    jobs = _jobs(seen.under(JOBS), odd)
     leaders = _parsed([] if leader is None else [leader], parse_leader, odd)
     return ClusterView(
         agents=tuple(agents),

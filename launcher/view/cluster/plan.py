@@ -1,12 +1,12 @@
 """The plan between jobs as values: what is published, or would be, and what still has to happen for it.
 
-Pure, but for the reading of the store. ``plan_text`` makes text for people of it.
+Pure. ``plan_text`` makes text for people of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from unicron_elastic.planning.model.measured import are_flops_told
 from unicron_elastic.rendezvous.plan.mirror import PlanMirror, health_of
 from unicron_elastic.rendezvous.records.cluster import QUARANTINE, parse_quarantined
 from unicron_elastic.rendezvous.records.plan_keys import PLAN, PlannedJobKeys
-from unicron_elastic.rendezvous.store.interface import Store
+from unicron_elastic.rendezvous.store.interface import Snapshot
 
 _REFUSED = "/refused/"  # in the keys of refusals; names in keys are quoted
 REFUSALS_MOST = 3  # that are told of one job
@@ -117,11 +117,11 @@ class PlanView:
         return {"is_published": self.is_published, **found, "lost_s": self.lost_s}
 
 
-def read_plan(store: Store, left_s: Callable[[], float], now: float) -> PlanReading:
-    """Planning as the store has it; ``left_s`` says how many seconds there are to read it. Raises StoreError."""
-    mirror = PlanMirror(store.read_prefix(PLAN, timeout_s=left_s()))
+def plan_reading(seen: Snapshot, now: float) -> PlanReading:
+    """Return what the store's keys, of which it has ``seen`` all, tell of planning. ``now`` is in unix seconds."""
+    mirror = PlanMirror(seen.under(PLAN))
     quarantined, odd = [], list[str]()
-    for entry in store.read_prefix(QUARANTINE, timeout_s=left_s()).entries:
+    for entry in seen.under(QUARANTINE).entries:
         try:
             quarantined.append(parse_quarantined(entry))
         except ValueError as error:

@@ -1,8 +1,8 @@
-"""Makes the overview of a cluster from what its store holds: pure, but for the reading of the store."""
+"""Makes the overview of a cluster from what its store holds at one revision. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from unicron_elastic.base.incident import Incident
@@ -12,7 +12,7 @@ from unicron_elastic.launcher.view.cluster.members import (
     JobListing,
     NodeListing,
     PlannedJobListing,
-    read_cluster,
+    cluster_view,
 )
 from unicron_elastic.launcher.view.cluster.overview import (
     FINE,
@@ -25,7 +25,7 @@ from unicron_elastic.launcher.view.cluster.overview import (
     PlanLine,
     incident_line,
 )
-from unicron_elastic.launcher.view.cluster.plan import PlanReading, agent_states, planned_jobs, read_plan
+from unicron_elastic.launcher.view.cluster.plan import PlanReading, agent_states, plan_reading, planned_jobs
 from unicron_elastic.launcher.view.cluster.recorded_fault import moment_s
 from unicron_elastic.launcher.view.cluster.verdict import verdict_of
 from unicron_elastic.metrics.figures import PlannedJobFigures
@@ -38,7 +38,7 @@ from unicron_elastic.rendezvous.records import news as told_news
 from unicron_elastic.rendezvous.records.job import NAME_CHARACTERS
 from unicron_elastic.rendezvous.records.news import JobNews
 from unicron_elastic.rendezvous.records.plan_keys import run_of_start, start_of_run
-from unicron_elastic.rendezvous.store.interface import Entry, Store
+from unicron_elastic.rendezvous.store.interface import Entry, Snapshot
 
 INCIDENTS_MOST = 50
 _HEALTH = {Health.OK: "well", Health.DRAINING: "draining", Health.BROKEN: "broken"}
@@ -54,28 +54,19 @@ class News:
     odd: tuple[str, ...] = ()
 
 
-def read_overview(
-    store: Store,
-    left_s: Callable[[], float],
-    now_s: float,
-    *,
-    where: str = "",
-    incidents: Iterable[Incident] = (),
-) -> Overview:
-    """The cluster at ``now_s``, in unix seconds; ``left_s`` says how many seconds there are to read it.
+def overview_of(seen: Snapshot, now_s: float, *, where: str = "", incidents: Iterable[Incident] = ()) -> Overview:
+    """Return the cluster at ``now_s``, in unix seconds, as the store's keys tell, of which it has ``seen`` all.
 
-    ``incidents``: what is known of others beside the store, such as from a ledger. Raises StoreError.
+    ``incidents``: what is known of others beside the store, such as from a ledger.
     """
-    view = read_cluster(store, left_s)
-    reading = read_plan(store, left_s, now_s)
-    news = read_news(store, left_s)
-    return overview_of(view, reading, replace(news, incidents=(*news.incidents, *incidents)), now_s, where=where)
+    news = _news(seen)
+    news = replace(news, incidents=(*news.incidents, *incidents))
+    return _overview(cluster_view(seen), plan_reading(seen, now_s), news, now_s, where=where)
 
 
-def read_news(store: Store, left_s: Callable[[], float]) -> News:
-    """Raises StoreError."""
+def _news(seen: Snapshot) -> News:
     jobs, incidents, odd = dict[str, JobNews](), list[Incident](), list[str]()
-    for entry in store.read_prefix(told_news.NEWS, timeout_s=left_s()).entries:
+    for entry in seen.under(told_news.NEWS).entries:
         try:
             _take(entry, jobs, incidents)
         except ValueError as error:
@@ -83,8 +74,7 @@ def read_news(store: Store, left_s: Callable[[], float]) -> News:
     return News(jobs=jobs, incidents=tuple(incidents), odd=tuple(odd))
 
 
-def overview_of(view: ClusterView, reading: PlanReading, news: News, now_s: float, *, where: str = "") -> Overview:
-    """What all of that comes to."""
+def _overview(view: ClusterView, reading: PlanReading, news: News, now_s: float, *, where: str) -> Overview:
     jobs = _jobs(view, reading, news, now_s)
     leader = view.leader
     coordinator = (
