@@ -15,16 +15,20 @@ from unicron_elastic.rendezvous.records.job import (
     lost_text,
     member_text,
     parse_departing,
+    parse_round,
     round_text,
 )
 from unicron_elastic.rendezvous.store.interface import (
     MAX_OPERATIONS,
     Change,
+    Deliver,
     Entry,
     LeaseGoneError,
     Put,
+    Snapshot,
     Store,
     StoreError,
+    Watch,
     Write,
 )
 from unicron_elastic.rendezvous.store.records import whole_number
@@ -34,6 +38,8 @@ JOB_LEASE_S = 60.0  # so long a job's own keys outlive all who may train by them
 _KEPT_ALIVE_S = JOB_LEASE_S / 3
 _LEASE_MAX_S = 86_400.0
 _LAST_MOST = 32  # agents that may be the last to leave: of a crowd not each looks whether it is
+CROWD = 16  # agents see to it that a round forms: who comes behind them hears of it, and not of each of the others
+_DISTANT_LOOK_S, _FOR_EACH_NODE_S = 2.0, 0.01  # between two looks of those at all the rest
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
 _COUNT_TIMEOUT_S = 1.0  # workers are about to begin, and wait for it
@@ -48,12 +54,20 @@ class JobPresence(Presence[JobMirror]):
     """From ``join`` to ``leave``. Safe from any thread; no method but ``join`` raises a StoreError."""
 
     def __init__(
-        self, open_store: Callable[[], Store], keys: JobKeys, lease_ttl_s: float, blind_for_s: float = 610.0
+        self,
+        open_store: Callable[[], Store],
+        keys: JobKeys,
+        lease_ttl_s: float,
+        blind_for_s: float = 610.0,
+        *,
+        nodes: int = 1,
+        crowd: int = CROWD,
     ) -> None:
         """``open_store`` opens another object for the same store each time.
 
         ``blind_for_s``: so long an agent that cannot see the store may train. The job's keys stay longer than that, so
-        that nobody begins a first round beside it.
+        that nobody begins a first round beside it. ``nodes``: that are expected; ``crowd``: of which so many see to it
+        that a round forms.
         """
         super().__init__(open_store, keys.prefix, lambda snapshot: JobMirror(keys, snapshot), lease_ttl_s)
         self._keys = keys
@@ -65,17 +79,67 @@ class JobPresence(Presence[JobMirror]):
         self._restarts: bytes | None = None  # how many count, if this agent has told it
         self._has_counted = False  # which is to be told
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
+        self._members = keys.member("")  # with which the keys of all agents begin
+        self._nodes = nodes
+        self._look_every_s = _DISTANT_LOOK_S + _FOR_EACH_NODE_S * nodes
+        self._crowd = crowd
+        self._member_key = ""  # of this agent
+        self._waits = True  # for a round that others may see to
+        self._look_at = 0.0  # when it looks whether they are still there
+        self.is_distant = False  # and hears of the round at once, of its agents nothing, and of the rest now and then
 
     def join(self, member: JobMember, timeout_s: float) -> None:
         """Becomes a member, or says what has changed of it. Raises StoreError if the store does not let it in in time.
 
-        An unreachable store is waited for.
+        An unreachable store is waited for. In a crowd it hears no more of the others until ``look_closely``.
         """
-        self._said[self._keys.member(member.node_id)] = member_text(member)
+        self._member_key, self._waits = self._keys.member(member.node_id), True
+        if self._store is not None and not self.is_distant and len(self.view().members) > self._crowd:
+            self._look_anew()
+        self._said[self._member_key] = member_text(member)
         if self.get(self._keys.lost(member.node_id)) is not None and self._store is not None:
             with contextlib.suppress(StoreError):
                 self._store.delete(self._keys.lost(member.node_id))
         self.enter(timeout_s)
+
+    def look_closely(self) -> None:
+        """Hear of each of the job's agents from now on."""
+        self._waits = False
+        if self.is_distant:
+            self._look_anew()
+
+    def look_from_afar(self) -> None:
+        """Look, when it is time, at what is not told at once; if few are there that came before, look closely from now.
+
+        Somebody has to see to it that a round forms.
+        """
+        store, now = self._store, time.monotonic()
+        if store is None or now < self._look_at:
+            return
+        self._look_at = now + self._look_every_s
+        try:
+            came_at = self._own_arrival()
+            if store.count(self._members, most=self._crowd, created_before=came_at) >= self._crowd:
+                self._take_all(store.read_prefix(self._keys.prefix, without=self._members))
+            else:
+                self.look_closely()
+        except StoreError as error:
+            logger.debug("It is not known who came before this agent: %s.", error)
+
+    def _take_all(self, seen: Snapshot) -> None:
+        """Take over what was read from afar, unless the watch has told of a later round."""
+        with self._changed:
+            mirror = self._mirror if self.is_distant else None  # another thread may have looked closely
+            if mirror is not None and mirror.revision(self._keys.round) <= seen.revision:
+                self._mirror = self._make_mirror(seen)
+                self.changes += 1
+                self._changed.notify_all()
+
+    def _own_arrival(self) -> int:
+        """Return the revision at which this agent came; 0 if it is not there. Raises StoreError."""
+        store = self._store
+        entry = None if store is None else store.read(self._member_key).entry
+        return 0 if entry is None else entry.created
 
     def offer(self, key: str, text: bytes) -> None:
         """Have the next ``join`` write a key of the job's own, unless it is there."""
@@ -277,6 +341,31 @@ class JobPresence(Presence[JobMirror]):
 
     # -- what a presence asks for ------------------------------------------------------------------------------------
 
+    def _read(self, store: Store) -> Snapshot:
+        """Read the job, or all of it but its agents while it may be one of a crowd, and is to say so itself first."""
+        self.is_distant = False
+        if self._waits and self._nodes > self._crowd:
+            seen = store.read_prefix(self._keys.prefix, without=self._members)
+            if self._knows_round(seen.get(self._keys.round)):
+                self.is_distant, self._look_at = True, 0.0
+                return seen
+        return super()._read(store)
+
+    def _knows_round(self, entry: Entry | None) -> bool:
+        """Tell whether there is no round yet, or one in which this agent was: else it looks who of it is there."""
+        if entry is None:
+            return True
+        try:
+            places = parse_round(entry).places
+        except ValueError:
+            return False
+        return any(self._keys.member(place.node_id) == self._member_key for place in places)
+
+    def _follow(self, store: Store, seen: Snapshot, deliver: Deliver) -> Watch:
+        if not self.is_distant:
+            return super()._follow(store, seen, deliver)
+        return store.watch(seen.under(self._keys.round), deliver)
+
     def _hold(self, store: Store) -> None:
         """Keeps the job's own lease alive, which any of its agents may have begun."""
         if self._job_lease_id is not None and self._is_there(store, self._job_lease_id):
@@ -309,7 +398,8 @@ class JobPresence(Presence[JobMirror]):
 
         While those of the present round may train unseen, its age tells all who wait since when: it is left as it is.
         """
-        if not may_train_unseen(self.view()) or self.unseen_for_s() >= self._blind_for_s:
+        is_seen = self.is_distant or not may_train_unseen(self.view())
+        if is_seen or self.unseen_for_s() >= self._blind_for_s:
             return store.keep_alive(lease_id) is not None
         age_s = store.age(lease_id)
         self._kept_at = None if age_s is None else time.monotonic() - age_s
@@ -321,13 +411,16 @@ class JobPresence(Presence[JobMirror]):
     def _clear_away(self, store: Store) -> None:
         """Ends the job's own lease behind its last agent, once the job is over, or an operator has ended it."""
         is_over = self.view().closed or self.get(self._keys.cancelled) is not None
-        if self._job_lease_id is None or not is_over or len(self.view().members) > _LAST_MOST:
+        is_crowd = self.is_distant or len(self.view().members) > _LAST_MOST
+        if self._job_lease_id is None or not is_over or is_crowd:
             return
-        if not store.read_prefix(self._keys.member("")).entries:
+        if not store.count(self._members, most=1):
             store.revoke(self._job_lease_id)
 
     def _say_more(self, store: Store) -> None:
-        is_alone = all(self._keys.member(each.node_id) in self._said for each in self.view().members)
+        is_alone = not self.is_distant and all(
+            self._keys.member(each.node_id) in self._said for each in self.view().members
+        )
         for key, text in self._job_texts.items():
             entry = store.read(key).entry
             if entry is None or (is_alone and entry.value != text):  # of a start of before

@@ -27,6 +27,7 @@ from unicron_elastic.rendezvous.store.interface import (
     check_commit,
     check_key,
     check_namespace,
+    check_part,
     check_prefix,
     check_ttl,
     is_reserved,
@@ -75,13 +76,34 @@ class EtcdStore(Store):
         revision, kvs = self._range(messages.RangeRequest(key=self._full(key)), self._limit(timeout_s))
         return Reading(revision=revision, entry=self._entry(kvs[0]) if kvs else None)
 
-    def read_prefix(self, prefix: str, *, timeout_s: float | None = None) -> Snapshot:
+    def read_prefix(self, prefix: str, *, without: str = "", timeout_s: float | None = None) -> Snapshot:
         """Read a prefix as Store says."""
         check_prefix(prefix)
-        first = self._full(prefix)
-        revision, kvs = self._range(messages.RangeRequest(key=first, range_end=_end(first)), self._limit(timeout_s))
+        first, limit_s = self._full(prefix), self._limit(timeout_s)
+        end = _end(first)
+        if not without:
+            revision, kvs = self._range(messages.RangeRequest(key=first, range_end=end), limit_s)
+        else:
+            check_part(without, prefix)
+            left_out = self._full(without)
+            revision, before = self._range(messages.RangeRequest(key=first, range_end=left_out), limit_s)
+            rest = messages.RangeRequest(key=_end(left_out), range_end=end, revision=revision)
+            kvs = [*before, *self._range(rest, limit_s)[1]]
         entries = tuple(entry for entry in map(self._entry, kvs) if not is_reserved(entry.key))
         return Snapshot(prefix=prefix, revision=revision, entries=entries)
+
+    def count(self, prefix: str, *, most: int, created_before: int = 0, timeout_s: float | None = None) -> int:
+        """Count as Store says."""
+        check_prefix(prefix)
+        first = self._full(prefix)
+        request = messages.RangeRequest(
+            key=first,
+            range_end=_end(first),
+            limit=most,
+            keys_only=True,
+            max_create_revision=max(0, created_before - 1),
+        )
+        return len(self._range(request, self._limit(timeout_s))[1])
 
     def commit(
         self,

@@ -197,8 +197,12 @@ class Store(ABC):
         """One key."""
 
     @abstractmethod
-    def read_prefix(self, prefix: str, *, timeout_s: float | None = None) -> Snapshot:
-        """All keys that begin with ``prefix``, which may be empty."""
+    def read_prefix(self, prefix: str, *, without: str = "", timeout_s: float | None = None) -> Snapshot:
+        """All keys that begin with ``prefix``, which may be empty, but for those that begin with ``without``."""
+
+    @abstractmethod
+    def count(self, prefix: str, *, most: int, created_before: int = 0, timeout_s: float | None = None) -> int:
+        """Count the keys that begin with ``prefix``, up to ``most``: of those before a revision, if one is given."""
 
     # Atomic: all or nothing. A lost race changes nothing and is None.
 
@@ -338,6 +342,13 @@ def check_prefix(prefix: str) -> None:
     """Raises ValueError if no key can begin so."""
     if prefix:
         check_key(prefix)
+
+
+def check_part(part: str, prefix: str) -> None:
+    """Raises ValueError unless keys that begin with ``part`` begin with the ``prefix``, and not the other way round."""
+    check_key(part)
+    if part == prefix or not part.startswith(prefix):
+        raise ValueError(f"{part!a} is no part of {prefix!a}")
 
 
 def is_reserved(key: str) -> bool:

@@ -19,6 +19,7 @@ from unicron_elastic.rendezvous.store.interface import (
     Blind,
     Change,
     Changes,
+    Deliver,
     Entry,
     LeaseGoneError,
     Put,
@@ -206,6 +207,29 @@ class Presence(Generic[M]):
     def _let_go(self) -> None:
         """Forgets it."""
 
+    def _read(self, store: Store) -> Snapshot:
+        """Read what this agent is to know. Raises StoreError."""
+        return store.read_prefix(self._prefix)
+
+    def _follow(self, store: Store, seen: Snapshot, deliver: Deliver) -> Watch:
+        """Have ``deliver`` hear from now on what changes of that."""
+        return store.watch(seen, deliver)
+
+    def _look_anew(self) -> None:
+        """Read that again, and follow it, as it may be more now, or less."""
+        with self._settling:
+            store, watch = self._store, self._watch
+            if store is None or self._must_reopen:
+                return  # the next beat opens it, and looks
+            if watch is not None:
+                watch.close()
+            try:
+                self._look(store)
+            except StoreError as error:
+                with self._changed:
+                    self._blinded(str(error))
+                    self._must_reopen = True
+
     def _clear_away(self, store: Store) -> None:
         """Takes away what nobody needs now that this agent has gone. Raises StoreError."""
 
@@ -257,11 +281,11 @@ class Presence(Generic[M]):
         self._let_go()
 
     def _look(self, store: Store) -> None:
-        snapshot = store.read_prefix(self._prefix)
+        snapshot = self._read(store)
         with self._changed:
             self._mirror = self._make_mirror(snapshot)
             self.blind = ""
-            self._watch = store.watch(snapshot, lambda item: self._heard(store, item))
+            self._watch = self._follow(store, snapshot, lambda item: self._heard(store, item))
             self.changes += 1
             self._changed.notify_all()
 

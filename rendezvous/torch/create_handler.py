@@ -51,7 +51,9 @@ def create_handler(parameters: RendezvousParameters) -> ClusterRendezvous:
     lease_ttl_s = _seconds(parameters, "lease_ttl", 1.0)
     bind, here = parameters.local_addr or "", parameters.local_addr or own_address(address)
     return ClusterRendezvous(
-        JobPresence(opener, keys, lease_ttl_s, blind_for_s=settings.blind_patience_s + BLIND_MARGIN_S),
+        JobPresence(
+            opener, keys, lease_ttl_s, blind_for_s=settings.blind_patience_s + BLIND_MARGIN_S, nodes=settings.most
+        ),
         ClusterNode(
             opener,
             lease_ttl_s,

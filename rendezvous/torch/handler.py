@@ -410,6 +410,9 @@ class ClusterRendezvous(JobRendezvous):
                 self._say_that_it_waits(deadline)  # it was taken for lost
                 self._presence.wait(_SAID_S)
                 continue
+            if self._presence.is_distant:
+                self._wait_at_a_distance(view, deadline, changes)
+                continue
             mine = next((member for member in view.training if member.node_id == self._member.node_id), None)
             if view.round is not None and view.round.number >= self._member.waits_for:
                 if mine is not None:
@@ -419,10 +422,7 @@ class ClusterRendezvous(JobRendezvous):
             decided = waiting.decide(view, now, self._presence.blind, self._presence.unseen_for_s())
             self._tell_who_has_ended(view, decided)
             deadline = max(deadline, now + safe_in_s(decided))
-            if now > deadline:
-                raise RendezvousTimeoutError(
-                    f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"
-                )
+            self._refuse_if_late(deadline)
             pause_s = _LOOK_S
             if view.round is not None and self._presence.unheard(view.round):
                 pass  # they may still train
@@ -441,6 +441,21 @@ class ClusterRendezvous(JobRendezvous):
             self._presence.wait(min(pause_s, max(0.0, deadline - now) + 0.01), changes)
             if len(view.members) > _FEW:  # they come in a crowd: one look for many changes
                 time.sleep(min(_CROWD_S, _CROWD_PER_NODE_S * len(view.members)))
+
+    def _wait_at_a_distance(self, view: JobView, deadline: float, changes: int) -> None:
+        """Wait for the round that those see to who came before; in a crowd not each looks who comes."""
+        if view.round is not None and view.round.number >= self._member.waits_for:
+            self._presence.look_closely()
+            return
+        self._refuse_if_late(deadline)
+        self._presence.look_from_afar()
+        self._presence.wait(_LOOK_S, changes)
+
+    def _refuse_if_late(self, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise RendezvousTimeoutError(
+                f"no round of the job {self._run_id!r} began within {self._join_timeout_s:g} s"
+            )
 
     def _look_back(self, view: JobView) -> None:
         if view.round is not None and view.round.number < self._member.waits_for:
@@ -538,6 +553,9 @@ class ClusterRendezvous(JobRendezvous):
         drained = self._node.why_drained()
         why = "" if self.trains_on else drained or self._why_recalled()
         if not why:
+            return
+        if self._presence.is_distant:
+            self._presence.look_closely()  # it is seen then whether the others wait for it
             return
         if view.round is not None and not self._may_go(view, view.round, why):
             return  # it asks again at each look

@@ -26,6 +26,7 @@ from unicron_elastic.rendezvous.store.interface import (
     check_commit,
     check_key,
     check_namespace,
+    check_part,
     check_prefix,
     check_ttl,
 )
@@ -240,11 +241,23 @@ class MemoryStore(Store):
         entry = self._server.entry(self._root + key)
         return Reading(revision=self._server.revision, entry=None if entry is None else self._own(entry))
 
-    def read_prefix(self, prefix: str, *, timeout_s: float | None = None) -> Snapshot:  # noqa: ARG002
+    def read_prefix(self, prefix: str, *, without: str = "", timeout_s: float | None = None) -> Snapshot:  # noqa: ARG002
         """Read a prefix as Store does."""
         check_prefix(prefix)
         self._begin()
-        return self.snapshot(prefix)
+        seen = self.snapshot(prefix)
+        if not without:
+            return seen
+        check_part(without, prefix)
+        entries = tuple(entry for entry in seen.entries if not entry.key.startswith(without))
+        return Snapshot(prefix=prefix, revision=seen.revision, entries=entries)
+
+    def count(self, prefix: str, *, most: int, created_before: int = 0, timeout_s: float | None = None) -> int:  # noqa: ARG002
+        """Count as Store does."""
+        check_prefix(prefix)
+        self._begin()
+        older = [each for each in self.snapshot(prefix).entries if not 0 < created_before <= each.created]
+        return min(most, len(older))
 
     def snapshot(self, prefix: str) -> Snapshot:
         """What is below the prefix, without asking whether it can be reached."""
