@@ -51,6 +51,30 @@ def test_whole_epochs_are_those_of_a_loader_that_is_iterated_to_its_end(name: st
     assert [order.batches(epoch) for epoch in (4, 1, 3, 0, 2)] == [iterated[epoch] for epoch in (4, 1, 3, 0, 2)]
 
 
+class Counting(Sampler[int]):
+    """`Counting` takes it that the next epoch begins where it has come to the end of one, as accelerate's sampler."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(DATA)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(len(DATA), generator=seeded(self.epoch)).tolist()
+        self.set_epoch(self.epoch + 1)
+
+
+@pytest.mark.parametrize("asked", [(0, 1, 2), (2, 2, 0), (1, 3), (3, 0, 3)])
+def test_samplers_that_count_epochs_are_in_the_one_that_is_asked_for(asked: tuple[int, ...]) -> None:
+    order = LoaderOrder(DataLoader(DATA, 5, sampler=Counting()), 0, None)
+    for epoch in asked:
+        whole = torch.randperm(len(DATA), generator=seeded(epoch)).tolist()
+        assert order.batches(epoch) == [whole[:5], whole[5:]]
+
+
 def test_without_a_generator_it_depends_on_seed_and_epoch() -> None:
     loader: Any = DataLoader(DATA, 3, shuffle=True)
     torch.manual_seed(5)

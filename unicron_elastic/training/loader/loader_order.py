@@ -35,9 +35,11 @@ class LoaderOrder:
                 begin(epoch)
 
     def batches(self, epoch: int) -> list[list[int]]:
-        """List an epoch."""
-        for missing in range(len(self._before), epoch + 1):
-            self._listed(missing - 1)
+        """List an epoch. Samplers are told of each epoch that is listed for that: some count those that they end."""
+        for missing in range(len(self._before) - 1, epoch):
+            self.begin_epoch(missing)
+            self._listed(missing)
+        self.begin_epoch(epoch)
         return self._listed(epoch)
 
     def _listed(self, epoch: int) -> list[list[int]]:
