@@ -90,7 +90,14 @@ def test_a_second_training_is_left_alone(own: Any, tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [({"ignore_data_skip": True}, "ignore_data_skip is not tried"), ({"eval_on_start": True}, "eval_on_start is not")],
+    [
+        ({"ignore_data_skip": True}, "ignore_data_skip is not tried"),
+        ({"eval_on_start": True}, "eval_on_start is not"),
+        (
+            {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
+            "persistent workers of evaluations begin anew",
+        ),
+    ],
 )
 def test_what_is_not_tried_is_said(
     own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any], words: str

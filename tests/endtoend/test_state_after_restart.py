@@ -223,3 +223,45 @@ def is_whole(path: Path) -> bool:
         return file.is_whole()
     finally:
         file.close()
+
+
+DRAWS = """
+import os, random, sys, torch, unicron_elastic
+torch.set_num_threads(1)
+rank, (seeds, until, name) = int(os.environ["RANK"]), sys.argv[1:]
+torch.manual_seed(5 if seeds == "alike" else rank)
+random.seed(5)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run = unicron_elastic.Run(model=model, optimizer=optimizer, seed=1)
+folder = os.path.join(os.environ["PROBE"], name)
+run.restore(folder)
+for step in run.steps(int(until), 4):
+    drawn = random.random(), float(torch.rand(()))
+    for index in step:
+        step.backward(model(drawn[0] * torch.ones(2)).sum())
+    optimizer.step()
+    os.write(1, f"DREW {rank} {step.number} {drawn[0]:.9f} {drawn[1]:.9f}\\n".encode())
+    run.save(folder, step.number + 1)
+run.wait_saved()
+"""
+
+
+@pytest.mark.parametrize("seeds", ["alike", "apart"])
+@pytest.mark.parametrize("ranks", [2, 3])  # that go on, from what 2 have saved
+def test_what_all_ranks_draw_alike_between_steps_goes_on_from_storage(launcher: Any, seeds: str, ranks: int) -> None:
+    def drawn(size: int, until: int, name: str) -> dict[tuple[str, int], tuple[str, str]]:
+        script = launcher.script("draws.py", DRAWS)
+        run = launcher.start("--standalone", f"--nproc-per-node={size}", script, seeds, str(until), name, fast=False)
+        assert run.wait() == 0, run.err
+        lines = re.findall(r"^DREW (\d) (\d) (\S+) (\S+)$", run.out, re.MULTILINE)
+        return {(rank, int(step)): (python, torchs) for rank, step, python, torchs in lines}
+
+    whole = drawn(2, 4, "whole")
+    drawn(2, 2, "part")
+    again = drawn(ranks, 4, "part")
+    for rank in map(str, range(ranks)):
+        for step in (2, 3):
+            assert again[rank, step][0] == whole["0", step][0]
+            is_right = again[rank, step][1] == whole["0", step][1]
+            assert is_right is (seeds == "alike" or rank == "0")  # no rank draws what is another's own

@@ -15,6 +15,10 @@ from typing import Any
 EVERY = 10  # steps
 _HOW_OFF = "--attach off turns that off"
 _FROM_MEMORY = "the memory of this host"  # in the place of a checkpoint's folder
+_DRAWN_AGAIN = (
+    "what the dataset or the collator draws while samples are read is not what it would have drawn without the "
+    "restart, as behind a checkpoint of the Trainer's"
+)
 _RUNS = "unicron_elastic.training.run"  # imported by a script that keeps its state itself
 _WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # what accelerate calls one process, and DistributedDataParallel
 
@@ -71,7 +75,11 @@ def why_not(trainer: Any, *, has_trial: bool) -> str:
         return "its dataset can only be iterated"
     args = trainer.args
     odd = [name for name in ("auto_find_batch_size", "ignore_data_skip", "eval_on_start") if getattr(args, name, False)]
-    return f"{odd[0]} is not tried" if odd else ""
+    if odd:
+        return f"{odd[0]} is not tried"
+    if args.dataloader_num_workers and args.dataloader_persistent_workers:
+        return "persistent workers of evaluations begin anew behind a restart, which draws a number more"
+    return ""
 
 
 class AttachedTrainer:
@@ -151,6 +159,8 @@ class AttachedTrainer:
             run.begin_at(before)
         run.restore_placed()
         self._is_within = trainer.state.global_step > before
+        if self._is_within and trainer.args.process_index == 0:
+            _say(_DRAWN_AGAIN)
         self._noted = trainer.state.global_step
         self._numbers = self._generators().states()
 

@@ -450,6 +450,10 @@ class Run:
             "place": self._place.state_dict(),
         }
 
+    def drawn(self) -> dict[str, str]:
+        """Return where each generator is outside of micro-batches, as digests."""
+        return self._randomness.drawn()
+
     def why_not(self, state_dict: dict[str, Any]) -> str:
         """Return why ``restore`` does not use what ``state_dict`` gave; "" if it does."""
         return self._engine.why_not(state_dict.get("way", {}))

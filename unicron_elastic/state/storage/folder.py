@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,21 +69,24 @@ class Stored:
         _read(reader, {layout_at: text})
         layout = Layout.parse(host_bytes(text).decode())
         tensors = empty_tensors(layout)
-        start = f"random/{self.rank}/"
-        random = {
-            name.removeprefix(start): torch.empty(size, dtype=torch.uint8)
-            for name, size in sizes.items()
-            if name.startswith(start)
-        }
-        _read(
-            reader,
-            {named(f"tensor/{number}"): tensor for number, tensor in enumerate(tensors)}
-            | {f"{start}{name}": tensor for name, tensor in random.items()},
-        )
+        random = _random_of(sizes, self.rank)
+        of_first = random if self.rank == 0 else _random_of(sizes, 0)
+        _read(reader, {named(f"tensor/{number}"): tensor for number, tensor in enumerate(tensors)} | random | of_first)
         parts: list[Any] = []
         state = shards.spread(rebuild(layout, tensors), parts)
         _read(reader, {named(f"shard/{number}"): part for number, part in enumerate(parts)})
-        return {**state, "random": random}
+        return {**state, "random": _by_name(random), manifest.RANDOM_OF_FIRST: _by_name(of_first)}
+
+
+def _random_of(sizes: Mapping[str, Any], rank: int) -> dict[str, Tensor]:
+    """Return room for where the generators of a rank were, by the names in storage; nothing if that is not there."""
+    return {
+        name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items() if name.startswith(f"random/{rank}/")
+    }
+
+
+def _by_name(random: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.rpartition("/")[2]: each for name, each in random.items()}
 
 
 def _bytes(name: str, numbers: Tensor) -> Tensor:

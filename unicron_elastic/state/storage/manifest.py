@@ -20,6 +20,7 @@ from types import MappingProxyType
 from unicron_elastic.state.checksum import Checksum
 
 MANIFEST = "unicron.json"
+RANDOM_OF_FIRST = "random of rank 0"  # in what is loaded, for ranks that have none of their own
 Description = dict[str, int | str]
 _SHARDS = ".distcp"  # torch's files of tensors
 _told_of_later: set[Path] = set()

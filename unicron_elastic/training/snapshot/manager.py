@@ -37,6 +37,7 @@ from unicron_elastic.state.snapshot.newest_common import (
 from unicron_elastic.state.snapshot.offers import Local, Offers, Remote
 from unicron_elastic.state.snapshot.shards import Shards, map_leaves
 from unicron_elastic.state.snapshot.writer import Marks, SnapshotWriter
+from unicron_elastic.state.storage.manifest import RANDOM_OF_FIRST
 from unicron_elastic.training.snapshot.marks_of_numbers import MarksOfNumbers
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
 from unicron_elastic.training.snapshot.replication import Replication
@@ -63,6 +64,9 @@ class Keepable(Protocol):
     @property
     def step(self) -> int:
         """How many optimizer steps it has behind it."""
+
+    def drawn(self) -> dict[str, str]:
+        """Where each of its generators of random numbers is, as digests."""
 
     def state_dict(self) -> dict[str, Any]:
         """All of it."""
@@ -262,6 +266,7 @@ class SnapshotManager:
         refused: list[tuple[int, list[str]]] = []  # of which step, and why, by rank; empty where it is right
         lacks: list[str] = []
         taken: _Loaded | None = None
+        drawn = self._run.drawn()
         while True:
             token = secrets.randbits(62)
             mine = {
@@ -271,6 +276,7 @@ class SnapshotManager:
                 "reached": offers.reached(),
                 "again": offers.is_restart,
                 "unfit": newest_unfit(offers.found, world_size),
+                "drawn": drawn,
             }
             said = [json.loads(each) for each in gather(json.dumps(mine))]
             keys = that_count(*([[tuple(key) for key in each[name]] for each in said] for name in ("keys", "borrowed")))
@@ -292,7 +298,8 @@ class SnapshotManager:
             refused.append((chosen[0], [each["why_not"] for each in answers]))
             if loaded is not None and all(each["is_right"] for each in answers):
                 lacks = _notes([each["lacks"] for each in answers])
-                self._take(taken := loaded, rank)
+                alike = {name for name, each in drawn.items() if all(one["drawn"].get(name) == each for one in said)}
+                self._take(taken := loaded, rank, alike)
                 break
         self._note_replication(taken, gather, rank)
         self.lineage = said[0]["token"]
@@ -393,8 +400,12 @@ class SnapshotManager:
     def _shards(self) -> Shards:
         return Shards(self._stateful["model"].state_dict())
 
-    def _take(self, loaded: _Loaded, rank: int) -> None:
+    def _take(self, loaded: _Loaded, rank: int, alike: Collection[str]) -> None:
+        """Take it over. ``alike``: the generators that the scripts of all ranks have seeded, and used, alike so far."""
         state = self._shards().whole(loaded.state)
+        of_first = state.pop(RANDOM_OF_FIRST, {})
+        if loaded.header is None and "epochs" not in state and not state["random"]:  # of steps(), where none is its own
+            state["random"] = {name: each for name, each in of_first.items() if name in alike}
         if loaded.is_of_another(rank):
             state["random"] = {}  # two ranks must not draw the same
             state["epochs"] = without_numbers(state["epochs"])

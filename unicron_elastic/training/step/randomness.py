@@ -182,6 +182,11 @@ class Randomness:
         states = packed(self._kept if self._kept is not None else self.generators.states())
         return {**states, _SEEDS: self.seeds.view(torch.uint8).clone()} if self._has_seeds else states
 
+    def drawn(self) -> dict[str, str]:
+        """Where each generator is outside of micro-batches, as a digest."""
+        states = packed(self._kept if self._kept is not None else self.generators.states())
+        return {name: hashlib.blake2b(bytes(each.tolist()), digest_size=8).hexdigest() for name, each in states.items()}
+
     def load_state_dict(self, states: dict[str, Tensor]) -> None:
         """Puts the generators there, after the present step if one has begun."""
         if _SEEDS in states:
