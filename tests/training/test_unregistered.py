@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.optim import SGD, Optimizer
 
 from unicron_elastic.training.run import Run
@@ -68,3 +69,13 @@ def test_nor_of_one_of_another_model_nor_where_nothing_is_kept(capsys: pytest.Ca
     _stepped(model, {}, SGD(other.parameters(), 0.1))
     _stepped(third, {}, SGD(third.parameters(), 0.1), is_kept=False)
     assert capsys.readouterr().err == ""
+
+
+def test_what_a_hook_of_ddp_has_not_sent_is_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+    model: Any = nn.Linear(2, 1)
+    model._comm_hooks = [(None, PowerSGDState(None, 1))]  # as DDP has it
+    run = Run(model=model, optimizer=SGD(model.parameters(), 0.1))
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        run._unregistered.begin()
+    assert capsys.readouterr().err.count("what PowerSGD has not sent yet is in no snapshot") == 1

@@ -313,7 +313,8 @@ class Run:
             return self._snapshots.is_on
         self._engine.state = step  # this script counts them
         is_kept = self._can_be_kept() and self._gradients.can_be_kept() and self._snapshots.snapshot(step)
-        self._unregistered.is_kept |= is_kept
+        if is_kept:
+            self._unregistered.begin()
         return is_kept
 
     def _is_behind_begin(self, step: int) -> bool:

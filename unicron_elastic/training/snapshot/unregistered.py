@@ -1,6 +1,7 @@
-"""An optimizer that steps over what is registered, and is not registered itself: its state is in no snapshot.
+"""What is in no snapshot though the script trains by it, of which one line tells.
 
-A script that makes another one on its way has it begin anew after a restart, or goes on with the one before.
+That is an optimizer that steps over what is registered, and is not registered itself: a script that makes another one
+on its way has it begin anew after a restart, or goes on with the one before. And what PowerSGD's hook has not sent yet.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from weakref import WeakSet
 from torch import nn
 from torch.optim import Optimizer
 
+from unicron_elastic.compat.groups import hook_states
 from unicron_elastic.compat.watching.optimizers import watch_after_steps
 from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.step.guard import holds
+
+_POWER_SGD = "PowerSGDState"
 
 
 class UnregisteredOptimizers:
@@ -25,7 +29,20 @@ class UnregisteredOptimizers:
         self._registered = list(registered)
         self._known: WeakSet[Optimizer] = WeakSet()
         self.is_kept = False  # what is registered, by now; not in steps, in which others look
+        self._has_looked_at_hooks = False
         watch_after_steps(self)
+
+    def begin(self) -> None:
+        """What is registered is kept from now on: look at DDP's communication hooks, which are there by now."""
+        self.is_kept = True
+        if self._has_looked_at_hooks or own_rank()[0] != 0:
+            return
+        self._has_looked_at_hooks = True
+        if any(type(state).__name__ == _POWER_SGD for each in self._registered for state in hook_states(each)):
+            sys.stderr.write(
+                "unicron: what PowerSGD has not sent yet is in no snapshot: behind a restart numbers are not those of "
+                "an undisturbed run, as behind a checkpoint of torch's own.\n"
+            )
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Looks at an optimizer that steps for the first time."""
