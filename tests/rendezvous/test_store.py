@@ -75,6 +75,21 @@ def test_a_snapshot_has_all_keys_of_a_prefix_and_no_others(lab: Lab) -> None:
     assert everything.under("nothing/").entries == ()
 
 
+def test_a_part_of_a_prefix_can_be_left_out_and_counted(lab: Lab) -> None:
+    for key in ("job/a", "job/members/1", "job/members/2", "job/membership", "job/z", "jobs"):
+        lab.store.put(key, b"")
+    third = lab.store.put("job/members/3", b"")
+    snapshot = lab.store.read_prefix("job/", without="job/members/")
+    assert [entry.key for entry in snapshot.entries] == ["job/a", "job/membership", "job/z"]
+    assert (snapshot.prefix, snapshot.revision) == ("job/", third)
+    assert [lab.store.count("job/members/", most=most) for most in (1, 2, 9)] == [1, 2, 3]
+    assert [lab.store.count("job/members/", most=most, created_before=third) for most in (1, 9)] == [1, 2]
+    lab.store.put("job/members/1", b"changed")  # and no younger
+    assert lab.store.count("job/members/", most=9, created_before=third) == 2
+    with pytest.raises(ValueError, match="no part of"):
+        lab.store.read_prefix("job/", without="other/")
+
+
 def test_clients_of_one_namespace_share_it_and_others_do_not_see_it(lab: Lab) -> None:
     lab.store.put("key", b"1")
     assert lab.new_store().read("key").entry is not None
