@@ -86,6 +86,7 @@ class JobPresence(Presence[JobMirror]):
         self._member_key = ""  # of this agent
         self._waits = True  # for a round that others may see to
         self._look_at = 0.0  # when it looks whether they are still there
+        self._has_read_all = True
         self.is_distant = False  # and hears of the round at once, of its agents nothing, and of the rest now and then
 
     def join(self, member: JobMember, timeout_s: float) -> None:
@@ -343,12 +344,13 @@ class JobPresence(Presence[JobMirror]):
 
     def _read(self, store: Store) -> Snapshot:
         """Read the job, or all of it but its agents while it may be one of a crowd, and is to say so itself first."""
-        self.is_distant = False
+        self._has_read_all = False
         if self._waits and self._nodes > self._crowd:
             seen = store.read_prefix(self._keys.prefix, without=self._members)
             if self._knows_round(seen.get(self._keys.round)):
-                self.is_distant, self._look_at = True, 0.0
+                self._look_at = 0.0
                 return seen
+        self._has_read_all = True
         return super()._read(store)
 
     def _knows_round(self, entry: Entry | None) -> bool:
@@ -362,6 +364,7 @@ class JobPresence(Presence[JobMirror]):
         return any(self._keys.member(place.node_id) == self._member_key for place in places)
 
     def _follow(self, store: Store, seen: Snapshot, deliver: Deliver) -> Watch:
+        self.is_distant = not self._has_read_all  # together with what is known
         if not self.is_distant:
             return super()._follow(store, seen, deliver)
         return store.watch(seen.under(self._keys.round), deliver)
