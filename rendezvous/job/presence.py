@@ -39,6 +39,7 @@ _KEPT_ALIVE_S = JOB_LEASE_S / 3
 _LEASE_MAX_S = 86_400.0
 _LAST_MOST = 32  # agents that may be the last to leave: of a crowd not each looks whether it is
 CROWD = 16  # agents see to it that a round forms: who comes behind them hears of it, and not of each of the others
+_WORTH_IT = 4  # times as many nodes: with fewer, to look twice costs what not to hear of each saves
 _DISTANT_LOOK_S, _FOR_EACH_NODE_S = 2.0, 0.01  # between two looks of those at all the rest
 CLOSED_FOR_S = 600.0  # so long it is known that a job is over
 FAREWELL_S = 600.0  # so long it is known why an agent has left
@@ -345,7 +346,7 @@ class JobPresence(Presence[JobMirror]):
     def _read(self, store: Store) -> Snapshot:
         """Read the job, or all of it but its agents while it may be one of a crowd, and is to say so itself first."""
         self._has_read_all = False
-        if self._waits and self._nodes > self._crowd:
+        if self._waits and self._nodes > _WORTH_IT * self._crowd:
             seen = store.read_prefix(self._keys.prefix, without=self._members)
             if self._knows_round(seen.get(self._keys.round)):
                 self._look_at = 0.0
