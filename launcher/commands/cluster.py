@@ -144,7 +144,7 @@ def jobs(
         context.obj = at
         return
     with open_cluster(at) as cluster:
-        found = _jobs_of(cluster, cluster.look())
+        found = _listed_jobs(cluster)
         if as_json:
             print_json([job.to_json() for job in found])
         elif found:
@@ -173,7 +173,7 @@ def nodes(
         context.obj = at
         return
     with open_cluster(at) as cluster:
-        found = _nodes_of(cluster, cluster.look(), time.time())
+        found = _listed_nodes(cluster, time.time())
         if as_json:
             print_json([node.to_json() for node in found])
         elif found:
@@ -234,7 +234,7 @@ def drain(
     until = None if duration is None else now + duration_s(duration)
     with open_cluster(at) as cluster:
         known: dict[str, list[NodeListing]] = {}
-        for each in _nodes_of(cluster, cluster.look(), now):
+        for each in _listed_nodes(cluster, now):
             known.setdefault(each.host, []).append(each)
         entries = [
             _keep_out(cluster, Quarantined(node=name, reason=text, since=now, until=until, by=operator()))
@@ -380,13 +380,15 @@ def _forget(cluster: OpenCluster, node: str) -> str:
     return why_not
 
 
-def _jobs_of(cluster: OpenCluster, seen: Snapshot) -> tuple[JobListing, ...]:
+def _listed_jobs(cluster: OpenCluster) -> tuple[JobListing, ...]:
     from unicron_elastic.launcher.view.cluster.plan import planned_jobs
 
+    seen = cluster.look()
     return with_planned(cluster.view(seen).jobs, planned_jobs(cluster.plan(seen)))
 
 
-def _nodes_of(cluster: OpenCluster, seen: Snapshot, now: float) -> tuple[NodeListing, ...]:
+def _listed_nodes(cluster: OpenCluster, now: float) -> tuple[NodeListing, ...]:
+    seen = cluster.look()
     return cluster.view(seen).nodes(now, _agent_states(cluster, seen))
 
 

@@ -96,7 +96,8 @@ class JobPresence(Presence[JobMirror]):
         An unreachable store is waited for. In a crowd it hears no more of the others until ``look_closely``.
         """
         self._member_key, self._waits = self._keys.member(member.node_id), True
-        if self._store is not None and not self.is_distant and len(self.view().members) > self._crowd:
+        is_up_close = self._store is not None and not self.is_distant
+        if is_up_close and self._may_be_crowd and len(self.view().members) > self._crowd:
             self._look_anew()
         self._said[self._member_key] = member_text(member)
         if self.get(self._keys.lost(member.node_id)) is not None and self._store is not None:
@@ -346,13 +347,17 @@ class JobPresence(Presence[JobMirror]):
     def _read(self, store: Store) -> Snapshot:
         """Read the job, or all of it but its agents while it may be one of a crowd, and is to say so itself first."""
         self._has_read_all = False
-        if self._waits and self._nodes > _WORTH_IT * self._crowd:
+        if self._waits and self._may_be_crowd:
             seen = store.read_prefix(self._keys.prefix, without=self._members)
             if self._knows_round(seen.get(self._keys.round)):
                 self._look_at = 0.0
                 return seen
         self._has_read_all = True
         return super()._read(store)
+
+    @property
+    def _may_be_crowd(self) -> bool:
+        return self._nodes > _WORTH_IT * self._crowd
 
     def _knows_round(self, entry: Entry | None) -> bool:
         """Tell whether there is no round yet, or one in which this agent was: else it looks who of it is there."""

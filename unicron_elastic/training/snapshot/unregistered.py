@@ -29,16 +29,16 @@ class UnregisteredOptimizers:
         self._registered = list(registered)
         self._known: WeakSet[Optimizer] = WeakSet()
         self.is_kept = False  # what is registered, by now; not in steps, in which others look
-        self._has_looked_at_hooks = False
         watch_after_steps(self)
 
     def begin(self) -> None:
         """What is registered is kept from now on: look at DDP's communication hooks, which are there by now."""
-        self.is_kept = True
-        if self._has_looked_at_hooks or own_rank()[0] != 0:
+        if self.is_kept:
             return
-        self._has_looked_at_hooks = True
-        if any(type(state).__name__ == _POWER_SGD for each in self._registered for state in hook_states(each)):
+        self.is_kept = True
+        if own_rank()[0] == 0 and any(
+            type(state).__name__ == _POWER_SGD for each in self._registered for state in hook_states(each)
+        ):
             sys.stderr.write(
                 "unicron: what PowerSGD has not sent yet is in no snapshot: behind a restart numbers are not those of "
                 "an undisturbed run, as behind a checkpoint of torch's own.\n"

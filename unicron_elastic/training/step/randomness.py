@@ -179,13 +179,16 @@ class Randomness:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where the generators are outside of micro-batches, and the seeds of micro-batches."""
-        states = packed(self._kept if self._kept is not None else self.generators.states())
+        states = self._between()
         return {**states, _SEEDS: self.seeds.view(torch.uint8).clone()} if self._has_seeds else states
 
     def drawn(self) -> dict[str, str]:
         """Where each generator is outside of micro-batches, as a digest."""
-        states = packed(self._kept if self._kept is not None else self.generators.states())
-        return {name: hashlib.blake2b(bytes(each.tolist()), digest_size=8).hexdigest() for name, each in states.items()}
+        found = self._between().items()
+        return {name: hashlib.blake2b(bytes(each.tolist()), digest_size=8).hexdigest() for name, each in found}
+
+    def _between(self) -> dict[str, Tensor]:
+        return packed(self._kept if self._kept is not None else self.generators.states())
 
     def load_state_dict(self, states: dict[str, Tensor]) -> None:
         """Puts the generators there, after the present step if one has begun."""
