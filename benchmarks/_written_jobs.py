@@ -74,11 +74,11 @@ def _lines(folder: str) -> Lines:
     return sorted(found, key=lambda each: each["at"])
 
 
-def undisturbed_ms(lines: Lines) -> float:
-    """Return what a step takes."""
-    return 1e3 * statistics.median(
-        each["took_s"] for each in lines if each["what"] == "step" and each["step"] >= WARM_UP
-    )
+def undisturbed_ms(lines: Lines, first: int = WARM_UP, end: int | None = None) -> float:
+    """Return what a step takes, of those from ``first`` to before ``end`` that were made before a rank was killed."""
+    killed_at = next((each["at"] for each in lines if each["what"] == "killed"), float("inf"))
+    steps = [each for each in lines if each["what"] == "step" and each["at"] < killed_at and each["step"] >= first]
+    return 1e3 * statistics.median(each["took_s"] for each in steps if end is None or each["step"] < end)
 
 
 def have_reached(lines: Lines, ranks: int) -> bool:

@@ -3,10 +3,10 @@
     python benchmarks/trainers.py --rounds 5
     python benchmarks/trainers.py --only lightning --rounds 1
 
-transformers' Trainer, Lightning and Accelerate train the same model on two ranks over gloo. In each round each trains
-without a fault, and then with one: a rank ends by SIGKILL in the middle of a backward pass, half way between two
-checkpoints, once the warm process has learned what the workers import. Under torchrun the framework saves every 10
-steps, and resumes from what it has saved. All times are the workers' own.
+transformers' Trainer, Lightning and Accelerate train the same model on two ranks over gloo. A rank ends by SIGKILL in
+the middle of a backward pass, half way between two checkpoints, 60 steps or more after the warm process has learned
+what the workers import; "undisturbed" are the steps between. Under torchrun the framework saves every 10 steps, and
+resumes from what it has saved. All times are the workers' own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ FRAMEWORKS = ("transformers", "lightning", "accelerate")
 RANKS = 2
 LEARNED = "The next start finds "
 STRIKE = "strike"  # the name of the file that the worker waits for
-MEASURES = ("undisturbed step", "kill to the end of the step", "kill to the first step of the rank's successor")
+FIRST = 25  # steps, of which those behind the warm-up are the first
+MEASURES = (
+    "first steps",
+    "undisturbed step",
+    "kill to the end of the step",
+    "kill to the first step of the rank's successor",
+)
 
 
 def main() -> None:
@@ -36,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The loss of a rank with a framework.")
     parser.add_argument("--only", choices=FRAMEWORKS, nargs="*", default=FRAMEWORKS, help="(default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=60, help="of a job (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=60, help="that are undisturbed (default: %(default)s)")
     parser.add_argument("--width", type=int, default=256, help="of a layer (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=8, help="(default: %(default)s)")
     args = parser.parse_args()
@@ -53,18 +59,22 @@ def main() -> None:
 
 def _round(args: argparse.Namespace, framework: str, way: str, launcher: Launcher) -> tuple[float, ...]:
     """Return the measures, in milliseconds."""
-    job = [framework, way, f"--width={args.width}", f"--layers={args.layers}"]
-    undisturbed = written(launcher, RANKS, WORKER, [*job, f"--steps={args.steps}"])
-    disturbed = written(launcher, RANKS, WORKER, [*job, f"--kill-rank={RANKS - 1}"], _struck(args.steps // 2, launcher))
-    return undisturbed_ms(undisturbed), *losses_ms(disturbed)
+    job = [framework, way, f"--width={args.width}", f"--layers={args.layers}", f"--kill-rank={RANKS - 1}"]
+    lines = written(launcher, RANKS, WORKER, job, _struck(args.steps, launcher))
+    killed = next(each["step"] for each in lines if each["what"] == "killed")
+    return undisturbed_ms(lines, end=FIRST), undisturbed_ms(lines, first=killed - args.steps), *losses_ms(lines)
 
 
 def _struck(steps: int, launcher: Launcher) -> Callable[[Path, Lines], bool]:
-    """Return what tells a rank to end after so many steps, once imports are learned, and when all are past that."""
+    """Return what tells a rank to end so many steps after imports are learned, and whether all are past that."""
+    begun: list[int] = []  # the step in which they were
 
     def is_over(folder: Path, lines: Lines) -> bool:
+        made = max((each["step"] for each in lines), default=0)
         is_ready = launcher is not UNICRON or LEARNED in (folder / "said").read_text(errors="replace")
-        if is_ready and any(each["step"] >= steps for each in lines):
+        if is_ready and made >= FIRST:
+            begun.append(made)
+        if begun and made >= begun[0] + steps:
             (folder / STRIKE).touch()
         return have_reached(lines, RANKS)
 

@@ -16,6 +16,7 @@ import pytest
 pytestmark = pytest.mark.trains
 
 SCRIPT = str(Path(__file__).with_name("train_trainer.py"))
+EVALUATING = "--evaluate=12"  # at the end of each epoch: five batches, of which the last one has one text
 UNICRON_RUN = ("--standalone", "--nproc-per-node=2", "--max-restarts=3")
 Logs = list[tuple[int, dict[str, float]]]
 
@@ -44,7 +45,7 @@ def plain(folder: Path, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return what the plain Trainer says of two epochs."""
-    return plain(tmp_path_factory.mktemp("plain"))
+    return plain(tmp_path_factory.mktemp("plain"), EVALUATING)
 
 
 @pytest.fixture
@@ -71,14 +72,16 @@ def assert_alike(job: Any, other: str) -> None:
 
 
 def test_an_undisturbed_job_logs_what_the_plain_trainer_does(in_place: Any, undisturbed: str) -> None:
-    job = in_place()
+    job = in_place(EVALUATING)
     assert_alike(job, undisturbed)
-    assert len(logs_of(job.out)) == 25  # two epochs of 12 steps, and the means of all
+    assert len(logs_of(job.out)) == 27  # two epochs of 12 steps, an evaluation of each, and the means of all
+    assert "evaluated 10" in undisturbed
+    assert "evaluated 8" in job.out  # three of five, and the losses of all, twice
     assert end_of(job.out) == end_of(undisturbed)
 
 
 def test_a_killed_rank_changes_nothing_that_is_logged(in_place: Any, undisturbed: str) -> None:
-    job = in_place("--kill=1:5")
+    job = in_place("--kill=1:5", EVALUATING)
     assert_alike(job, undisturbed)
     assert "1 rank goes on from the failed step." in job.err
 
@@ -86,7 +89,7 @@ def test_a_killed_rank_changes_nothing_that_is_logged(in_place: Any, undisturbed
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", ["0:5", "1:11", "0:12"])
 def test_a_replacement_joins_on_the_way(in_place: Any, undisturbed: str, kill: str) -> None:
-    job = in_place(f"--kill={kill}", "--wait-at=17", "--bar")
+    job = in_place(f"--kill={kill}", "--wait-at=17", "--bar", EVALUATING)
     assert_alike(job, undisturbed)
     assert "joins the others: 2 ranks." in job.err, job.err
 
@@ -102,6 +105,8 @@ def test_a_rank_lost_in_an_evaluation_changes_no_metric(in_place: Any, tmp_path:
     assert ours.keys() == theirs.keys()
     for step in ours:
         assert ours[step]["loss"] == pytest.approx(theirs[step]["loss"], rel=1e-4), f"step {step}"
+    evaluated = ([each["eval_loss"] for _, each in logs_of(out) if "eval_loss" in each] for out in (job.out, other))
+    assert next(evaluated) == pytest.approx(next(evaluated), rel=1e-4)
     assert end_of(job.out).rpartition("log")[2] == end_of(other).rpartition("log")[2]
     saved = [{each.name for each in folder.iterdir()} for folder in (tmp_path / "plain", tmp_path / "of-ranks")]
     assert saved[0] == saved[1]
@@ -136,8 +141,8 @@ def test_all_go_on_from_memory_if_all_are_lost(in_place: Any, undisturbed: str) 
     job = in_place("--snapshot-every=4", "--kill=0:14", options=("--unicron-chaos=kill:rank=1,step=15",))
     assert job.process.returncode == 0, job.out + job.err
     assert "All ranks go on from step 12, from the memory of their hosts." in job.err
-    theirs = dict(logs_of(undisturbed)[:-1])
-    for step, own in logs_of(job.out)[:-1]:
+    theirs = {step: each for step, each in logs_of(undisturbed)[:-1] if "loss" in each}
+    for step, own in [(step, each) for step, each in logs_of(job.out)[:-1] if "loss" in each]:
         assert own["loss"] == pytest.approx(theirs[step]["loss"], rel=1e-4), f"step {step}"
 
 
@@ -159,7 +164,7 @@ def test_what_would_train_otherwise_is_refused(in_place: Any, wrong: str, words:
 
 @pytest.mark.slow
 def test_the_same_script_runs_under_torchrun(in_place: Any, undisturbed: str) -> None:
-    assert_alike(in_place(tool="torchrun"), undisturbed)
+    assert_alike(in_place(EVALUATING, tool="torchrun"), undisturbed)
 
 
 @pytest.mark.slow
@@ -171,5 +176,5 @@ def test_losses_that_are_added_up_are_so_in_place(in_place: Any, tmp_path: Path)
 def test_a_step_may_have_the_batches_of_more_ranks_than_there_are(in_place: Any, undisturbed: str) -> None:
     job = in_place("--ranks=4", "--accumulate=1")
     assert job.process.returncode == 0, job.err
-    ours, theirs = logs_of(job.out), logs_of(undisturbed)
+    ours, theirs = ([each for each in logs_of(out) if "eval_loss" not in each[1]] for out in (job.out, undisturbed))
     assert [each.get("loss") for _, each in ours[:-1]] == pytest.approx([each.get("loss") for _, each in theirs[:-1]])

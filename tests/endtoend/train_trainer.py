@@ -66,6 +66,7 @@ class Watch(TrainerCallback):
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.trainer: Any = None
+        self.evaluated = 0  # batches, by this rank
 
     def on_log(self, *told: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write the losses."""
@@ -83,8 +84,9 @@ class Watch(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_prediction_step(self, *told: Any, **_: Any) -> None:
-        """Kill this rank in the middle of an evaluation."""
+        """Count a batch, and kill this rank in the middle of an evaluation."""
         _, state, _ = told
+        self.evaluated += 1
         if not IS_REPLACEMENT and self.asked.kill_evaluating == f"{RANK}:{state.global_step}":
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -101,6 +103,7 @@ class Watch(TrainerCallback):
         _, state, _ = told
         if state.is_world_process_zero:
             seen = state.num_input_tokens_seen
+            sys.stdout.write(f"evaluated {self.evaluated}\n")
             sys.stdout.write(
                 f"end {state.global_step} flos {state.total_flos} tokens {seen} log {len(state.log_history)}\n"
             )
@@ -126,6 +129,7 @@ def arguments_of(asked: argparse.Namespace) -> TrainingArguments:
         num_train_epochs=2,
         max_steps=asked.steps,
         per_device_train_batch_size=2,
+        per_device_eval_batch_size=2,
         gradient_accumulation_steps=asked.accumulate,
         learning_rate=1e-2,
         warmup_steps=3,
@@ -190,7 +194,7 @@ def main() -> None:
         model=model,
         args=arguments,
         train_dataset=Stream() if asked.iterable else Texts(90, have_class=asked.classify),
-        eval_dataset=Texts(8, 1000, have_class=asked.classify),
+        eval_dataset=Texts(9, 1000, have_class=asked.classify),
         callbacks=callbacks,
     )
     watch.trainer = trainer

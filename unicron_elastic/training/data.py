@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from math import isqrt
 from typing import Any
@@ -189,6 +189,11 @@ class MicroBatches:
         """
         return ReadAhead(self, num_workers, options)
 
+    def in_turn(self, keys: Sequence[Key], num_workers: int, options: dict[str, Any]) -> Iterator[Any]:
+        """Yield these micro-batches one after the other, read ahead if there are workers, which end with it."""
+        for _, item in _reading(self, keys, num_workers, options):
+            yield _checked(item)
+
 
 class ReadAhead:
     """Micro-batches by number, those that will probably be asked for next read ahead: ``ahead(step, index)``.
@@ -207,17 +212,8 @@ class ReadAhead:
         self._expected = _Expected()
         self._next: Key = (0, 0)  # step, and place in the plan, of what the workers deliver next
         self._items: Iterator[tuple[Key, Any]] = iter(())
-        # A generator of its own: the loader draws a seed at each start, which the script's is not to notice.
-        self._loader = DataLoader(
-            _Reader(batches),
-            batch_size=None,
-            sampler=self._expected,
-            collate_fn=_unchanged,
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            generator=torch.Generator(),
-            **options,
-        )
+        options = {"persistent_workers": num_workers > 0, **options}
+        self._loader = _reading(batches, self._expected, num_workers, options)
 
     def __call__(self, step: int, index: int) -> Any:
         """Return a micro-batch; raises what ``MicroBatches`` raises, and RuntimeError if a worker died."""
@@ -234,9 +230,7 @@ class ReadAhead:
         for key, item in self._items:
             self._next = (key[0], plan.index(key[1]) + 1)
             if key == (step, index):
-                if isinstance(item, MicroBatchError):
-                    raise item from RuntimeError(f"in a worker that reads ahead:\n\n{item.stack}")
-                return item
+                return _checked(item)
         raise AssertionError("the expected have no end")
 
     def close(self) -> None:
@@ -276,6 +270,26 @@ class _Reader:
         except MicroBatchError as error:
             error.stack = traceback.format_exc()  # the exception's own would be lost on the way
             return key, error
+
+
+def _reading(batches: MicroBatches, keys: Iterable[Key], workers: int, options: dict[str, Any]) -> DataLoader[Any]:
+    """Return a loader of keys and micro-batches."""
+    return DataLoader(
+        _Reader(batches),
+        batch_size=None,
+        sampler=keys,
+        collate_fn=_unchanged,
+        num_workers=workers,
+        generator=torch.Generator(),  # a loader draws a seed at each start, which the script's is not to notice
+        **options,
+    )
+
+
+def _checked(item: Any) -> Any:
+    """Return what was read. Raises MicroBatchError if that is one."""
+    if isinstance(item, MicroBatchError):
+        raise item from item.__cause__ or RuntimeError(f"in a worker that reads ahead:\n\n{item.stack}")
+    return item
 
 
 def _unchanged(item: Any) -> Any:

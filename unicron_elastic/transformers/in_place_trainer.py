@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,9 +14,11 @@ from unicron_elastic.accelerate.alone import hide_rank
 from unicron_elastic.training.loader.epoch_plan import EpochPlan
 from unicron_elastic.training.loader.loader_facts import loader_facts, refusal_of_loader
 from unicron_elastic.training.of_launcher import of_launcher
+from unicron_elastic.training.step.randomness import Generators
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.transformers.parts import trainer_facts
 from unicron_elastic.transformers.refusal import refusal_of_trainer, refused
+from unicron_elastic.transformers.shared_evaluation import SharedEvaluation, WholeLosses
 from unicron_elastic.transformers.trainer_run import TrainerRun
 from unicron_elastic.transformers.turns import Turn, Turns, turns_of_step
 
@@ -30,7 +33,10 @@ class InPlaceTrainer:
     control: Any
     ranks_asked: int | None
     run_options: dict[str, Any]
+    eval_dataset: Any
     _of_unicron: TrainerRun | None = None
+    _shared: SharedEvaluation | None = None
+    _to_share: AbstractSet[str | None] = frozenset()  # the prefixes of metrics that the loop itself asks for
 
     def _theirs(self) -> Any:
         """Return this Trainer as it is without us."""
@@ -129,6 +135,36 @@ class InPlaceTrainer:
             self._theirs()._maybe_log_save_evaluate(*args, **kwargs)
         if is_shared:
             self._ours().agree()
+
+    def _evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as often as the loop does, of which each rank may make a share: all come here."""
+        names = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        self._to_share = {f"eval_{name}" for name in names} or {"eval"}
+        try:
+            return self._theirs()._evaluate(*args, **kwargs)
+        finally:
+            self._to_share = set()
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate: all by itself, as a callback of one rank may, or this rank's share."""
+        prefix = kwargs.get("metric_key_prefix")
+        self._shared = self._ours().shared_evaluation(dataloader) if prefix in self._to_share else None
+        self._to_share -= {prefix}  # what callbacks ask for behind it is their own
+        try:  # for their shares ranks draw different numbers
+            with Generators(self.args.device).kept() if self._shared else nullcontext():
+                return self._theirs().evaluation_loop(self._shared or dataloader, *args, **kwargs)
+        finally:
+            self._shared = None
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss of a batch, which counts with those of the others."""
+        if isinstance(inputs, WholeLosses):
+            return inputs, None, None
+        computed = self._theirs().prediction_step(model, inputs, *args, **kwargs)
+        if self._shared is None:
+            return computed
+        self._shared.note(computed[0])
+        return None, None, None
 
     def _save_rng_state(self, output_dir: Any) -> None:
         """Save random numbers, which are the same on all ranks between steps, on one."""

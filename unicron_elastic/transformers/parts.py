@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,6 +57,7 @@ _METHODS = {
     "_finalize_training": {"trial"},
 }
 _OF_LOOP = ("_inner_training_loop", "_run_epoch", "get_batch_samples", "_prepare_inputs", "_finalize_training")
+_OF_EVALUATION = ("evaluate", "evaluation_loop", "prediction_step", "log")  # which may make or tell more than a loss
 _DEVICES = "_setup_devices"
 _WRAPPERS = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 _OF_PROCESS = ("is_local_process_zero", "is_world_process_zero")  # of a Trainer's state
@@ -125,7 +126,7 @@ def trainer_facts(trainer: Any, *, ranks: int, has_trained: bool, is_search: boo
     return TrainerFacts(
         kind=type(trainer).__name__,
         bases=tuple(each.__name__ for each in type(trainer).__mro__),
-        overrides=_overrides(type(trainer)),
+        overrides=overridden(type(trainer), _OF_LOOP),
         ranks=ranks,
         has_trained=has_trained,
         is_search=is_search,
@@ -149,12 +150,21 @@ def _name_of(choice: Any) -> str:
     return str(getattr(choice, "value", choice))
 
 
-def _overrides(kind: type[Any]) -> tuple[str, ...]:
-    """Name what of the Trainer's loop is overridden by others than us."""
+def why_evaluates_alone(trainer: Any) -> str:
+    """Return why each rank has to evaluate all batches; "": their mean loss is all that is asked for."""
+    if trainer.compute_metrics is not None:
+        return "compute_metrics sees all predictions"
+    if names := overridden(type(trainer), _OF_EVALUATION):
+        return f"{type(trainer).__name__} has {names[0]}() of its own"
+    return "inputs are kept for metrics" if trainer.args.include_for_metrics else ""
+
+
+def overridden(kind: type[Any], names: Sequence[str]) -> tuple[str, ...]:
+    """Return which of these methods of the Trainer's are overridden by others than us."""
     ours = __name__.rpartition(".")[0]
     classes = [each for each in kind.__mro__ if not each.__module__.startswith(ours)]
     below = classes[: classes.index(transformers.Trainer)]
-    return tuple(name for name in _OF_LOOP if any(name in vars(each) for each in below))
+    return tuple(name for name in names if any(name in vars(each) for each in below))
 
 
 def _wrapper(model: Any) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
+from accelerate.data_loader import DataLoaderShard
 
 from unicron_elastic.accelerate.alone import shown_ranks
 from unicron_elastic.training.data import ReadAhead
+from unicron_elastic.training.loader.loader_facts import loader_facts, refusal_of_loader
 from unicron_elastic.training.loader.numbered_batches import numbered_batches
 from unicron_elastic.training.loader.order_of import order_of
 from unicron_elastic.training.of_launcher import of_launcher
@@ -22,8 +25,10 @@ from unicron_elastic.transformers.parts import (
     metrics_kept,
     own_optimizer,
     take_rank,
+    why_evaluates_alone,
 )
 from unicron_elastic.transformers.refusal import OTHER_LOSS, refused
+from unicron_elastic.transformers.shared_evaluation import SharedEvaluation
 from unicron_elastic.transformers.trainer_progress import TrainerProgress
 from unicron_elastic.transformers.turns import Turns
 
@@ -180,6 +185,22 @@ class TrainerRun:
         """Have all ranks take over what the first one has logged, evaluated and decided."""
         if self._is_open and self._run is not None:
             self._progress.load_state_dict(self._run.broadcast_object(self._progress.news()))
+
+    def shared_evaluation(self, loader: Any) -> SharedEvaluation | None:
+        """Return what stands for an evaluation's loader, of which each rank makes a share; None: each makes all."""
+        facts = loader_facts(loader, (DataLoaderShard.__iter__,))
+        if self._run is None or not self._is_open or refusal_of_loader(facts, "") or why_evaluates_alone(self._trainer):
+            return None
+        run, seed = self._run, self._trainer.args.seed
+
+        def all_reduce(share: torch.Tensor) -> torch.Tensor:
+            found = run.all_reduce(share)
+            self._show_rank()  # where the first rank was lost in the evaluation, another one reports it
+            return found
+
+        with suppress(TypeError, IndexError):  # samples that are not numbered
+            return SharedEvaluation(loader, seed, lambda: (run.rank, run.world_size), all_reduce)
+        return None
 
     def end(self) -> None:
         """Leave the others when all have made the last step; where all stop before, they end in it."""

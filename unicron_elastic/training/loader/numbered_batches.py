@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from unicron_elastic.training.data import MicroBatchError, MicroBatches, ReadAhead
+from unicron_elastic.training.data import Key, MicroBatchError, MicroBatches, ReadAhead
 from unicron_elastic.training.loader.epoch_plan import EpochPlan
 from unicron_elastic.training.loader.sample_order import SampleOrder
 
@@ -32,7 +33,13 @@ class NumberedBatches(MicroBatches):
 def numbered_batches(loader: Any, plan: EpochPlan, order: SampleOrder, seed: int) -> NumberedBatches | ReadAhead:
     """Return a loader's batches by step and index, read as the loader reads: ahead, if it has workers."""
     batches = NumberedBatches(loader, plan, order, seed)
-    if not loader.num_workers:
-        return batches
-    options = {name: value for name in _OF_WORKERS if (value := getattr(loader, name, None)) is not None}
-    return ReadAhead(batches, loader.num_workers, options)
+    return ReadAhead(batches, loader.num_workers, _options(loader)) if loader.num_workers else batches
+
+
+def read_in_turn(loader: Any, batches: MicroBatches, keys: Sequence[Key]) -> Iterator[Any]:
+    """Yield batches, read as the loader reads: by its number of workers. Raises what ``MicroBatches`` raises."""
+    return batches.in_turn(keys, loader.num_workers, _options(loader) if loader.num_workers else {})
+
+
+def _options(loader: Any) -> dict[str, Any]:
+    return {name: value for name in _OF_WORKERS if (value := getattr(loader, name, None)) is not None}
