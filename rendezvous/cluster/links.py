@@ -121,6 +121,8 @@ class Links:
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._woken, selectors.EVENT_READ, self._was_woken)
         self._links: set[_Link] = set()
+        self._strangers: set[_Link] = set()  # of those that came in: who have not proven anything yet
+        self._of_nodes: dict[str, _Link] = {}  # and the latest of each node that has
         self._probes: set[_Probe] = set()
         self._rtt_s: dict[str, float] = {}
         self._beat_at = 0.0
@@ -259,12 +261,12 @@ class Links:
         if not (self.leads and self.secret):
             sock.close()  # that it was accepted is the answer to a probe
             return
-        silent = [link for link in self._links if link.comes_in and not link.is_open]
-        if len(silent) >= self._limits.greetings:
-            self._close(min(silent, key=lambda link: link.since))  # strangers keep no agent out by silence
+        if len(self._strangers) >= self._limits.greetings:
+            self._close(min(self._strangers, key=lambda link: link.since))  # strangers keep no agent out by silence
         watched(sock)
         link = _Link(sock, comes_in=True, since=time.monotonic())
         self._links.add(link)
+        self._strangers.add(link)
         self._selector.register(sock, selectors.EVENT_READ, lambda: self._ready(link))
         said, nonce = challenge()
         link.nonces = Nonces(nonce, "")
@@ -319,8 +321,10 @@ class Links:
     def _greeted(self, link: _Link, told: Mapping[str, Any]) -> None:
         hello, link.nonces = Hello.parse(told, self.secret, link.nonces.coordinator)
         link.node_id, link.job, link.rtt_s = hello.node_id, hello.job, time.monotonic() - link.since
-        for old in [old for old in self._links if old.node_id == link.node_id and old is not link and old.comes_in]:
+        if (old := self._of_nodes.get(link.node_id)) is not None:
             self._close(old)
+        self._strangers.discard(link)
+        self._of_nodes[link.node_id] = link
         self._send(link, welcome(self.secret, link.nonces, self._interval_s()))
         self._open(link)
 
@@ -373,6 +377,9 @@ class Links:
         if link not in self._links:
             return
         self._links.remove(link)
+        self._strangers.discard(link)
+        if self._of_nodes.get(link.node_id) is link:
+            del self._of_nodes[link.node_id]
         self._selector.unregister(link.sock)
         link.sock.close()
 

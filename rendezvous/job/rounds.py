@@ -13,7 +13,7 @@ from datetime import timedelta
 from torch.distributed import DistError, PrefixStore, TCPStore
 from torch.distributed import Store as TorchStore
 
-from unicron_elastic.base.store_link import break_when_silent
+from unicron_elastic.base.store_link import break_when_silent, open_files
 from unicron_elastic.compat.rendezvous import RendezvousStoreInfo
 from unicron_elastic.rendezvous.job.bound_store import bound_store
 
@@ -41,11 +41,12 @@ def visit(address: str, timeout_s: float) -> tuple[TCPStore, str, int]:
     if not name or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65536):
         raise ValueError(f"should hold HOST:PORT, and holds {address[:80]!a}")
     connect_timeout = timedelta(seconds=min(timeout_s, CONNECT_TIMEOUT_S))
+    before = open_files()
     try:
         store = TCPStore(name, int(port), None, False, connect_timeout, wait_for_workers=False)
     except (DistError, OSError, RuntimeError) as error:
         raise RoundStoreError(str(error)) from error
-    break_when_silent(int(port))
+    break_when_silent(int(port), before)
     store.set_timeout(timedelta(seconds=timeout_s))
     return store, name, int(port)
 

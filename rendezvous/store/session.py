@@ -78,6 +78,7 @@ class Presence(Generic[M]):
         self._watch: Watch | None = None
         self._mirror: M | None = None
         self._lease_id: int | None = None
+        self._kept_until = 0.0  # until when there is no need to keep leases alive
         self._said: dict[str, bytes] = {}  # keys under this agent's lease
         self._taken_back: set[str] = set()  # that may still be there
         self._must_reopen = False
@@ -258,9 +259,7 @@ class Presence(Generic[M]):
         if self._store is None:
             self._store = self._open_store()
             self._look(self._store)
-        self._hold(self._store)
-        if self._lease_id is None or self._store.keep_alive(self._lease_id) is None:
-            self._lease_id = self._store.grant(self._ttl_s).lease_id
+        self._keep_leases(self._store)
         self._is_unsaid = False
         puts = [Put(key, text, self._lease_id) for key, text in self._said.copy().items()]
         deletes = self._taken_back - self._said.keys()
@@ -268,6 +267,15 @@ class Presence(Generic[M]):
             self._commit(self._store, puts, deletes)
             self._taken_back -= deletes
         self._say_more(self._store)
+
+    def _keep_leases(self, store: Store) -> None:
+        """Have them, kept alive lately enough."""
+        if self._lease_id is not None and time.monotonic() < self._kept_until:
+            return
+        self._hold(store)
+        if self._lease_id is None or store.keep_alive(self._lease_id) is None:
+            self._lease_id = store.grant(self._ttl_s).lease_id
+        self._kept_until = time.monotonic() + self._ttl_s / _BEATS_PER_LEASE / 2
 
     def _commit(self, store: Store, puts: list[Put], deletes: set[str]) -> None:
         try:
@@ -277,7 +285,7 @@ class Presence(Generic[M]):
             raise
 
     def _forget_leases(self) -> None:
-        self._lease_id = None
+        self._lease_id, self._kept_until = None, 0.0
         self._let_go()
 
     def _look(self, store: Store) -> None:

@@ -154,8 +154,11 @@ class EtcdWatch(Watch):
 
     def _understand(self, answer: Any) -> None:
         if answer.created:
-            # Read only now: the stream is known to come from the store that this read proves to be the right one.
-            self._tell(self._follower.reached(self._view.read(self._timeout_s)))
+            # Asked only now: the stream is known to come from the store that this answer proves to be the right one.
+            if self._follower.is_blind:
+                self._tell(self._follower.reached(self._view.read(self._timeout_s)))
+            else:  # nothing was missed: that it is the right one is enough, and a prefix may be large
+                self._connection.prove(self._timeout_s)
             self._has_returned = True
         changes = [self._view.change(event) for event in answer.events]
         self._tell(self._follower.moved(change for change in changes if change is not None))

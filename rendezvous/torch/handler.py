@@ -38,8 +38,6 @@ from unicron_elastic.membership.rounds import (
     Place,
     Round,
     Settings,
-    gone,
-    lost,
     nodes_waiting,
     safe_in_s,
 )
@@ -577,12 +575,12 @@ class ClusterRendezvous(JobRendezvous):
 
     def _lost(self, this_round: Round) -> list[Place]:
         """Nodes that have left the round; nobody, if the store has gone on to another one."""
-        return self._heard_of(this_round, lost(self._presence.view()))
+        return self._heard_of(this_round, self._presence.view().lost)
 
     def _gone(self, this_round: Round) -> list[Place]:
         """Those of them that do not wait for another round, and have not said before that they would leave."""
         departing = self._presence.departing()
-        return self._heard_of(this_round, (p for p in gone(self._presence.view()) if p.node_id not in departing))
+        return self._heard_of(this_round, (p for p in self._presence.view().gone if p.node_id not in departing))
 
     def _heard_of(self, this_round: Round, places: Iterable[Place]) -> list[Place]:
         now = self._presence.view().round
@@ -688,7 +686,7 @@ class ClusterRendezvous(JobRendezvous):
         view = self._presence.view()
         if self._presence.blind:
             return False
-        return view.round is None or view.round != found or bool(lost(view)) or bool(view.closed)
+        return view.round is None or view.round != found or bool(view.lost) or bool(view.closed)
 
 
 def _tell_verdict(word: str, why: str = "") -> None:

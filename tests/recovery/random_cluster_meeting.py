@@ -261,7 +261,7 @@ class Meeting(Sight):
         """Whether a round cannot begin any more; a blind node does not know."""
         view = self.view
         is_other = view.round is None or view.round.number != found.number
-        return not self.is_blind and (is_other or bool(membership.lost(view)) or bool(view.closed))
+        return not self.is_blind and (is_other or bool(view.lost) or bool(view.closed))
 
     def _look_for_store(self) -> None:
         found = self.round

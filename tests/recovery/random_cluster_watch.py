@@ -94,7 +94,7 @@ class Watching(Meeting):
         view = self.view
         if view.round is None or view.round.number != found.number:
             return ""
-        missing = membership.lost(view) if self.cluster.executor.counts_newcomers else membership.gone(view)
+        missing = view.lost if self.cluster.executor.counts_newcomers else view.gone
         missing = tuple(place for place in missing if place.node_id not in self.departing)
         return " ".join(self.why_removed(place.node_id) or f"{place.host} is lost." for place in missing)
 

@@ -9,7 +9,7 @@ import math
 import os
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -291,8 +291,8 @@ def repetitive(state: JobState, event: events.Event) -> Handled:
     ("module", "name", "mutant", "word"),
     [
         (membership, "next_round", as_if_none_trained, "still does"),
-        (membership, "gone", lambda _view: (), "after the last fault"),
-        (membership, "lost", lambda _view: (), "after the last fault"),
+        (JobView, "gone", (), "after the last fault"),
+        (JobView, "lost", (), "after the last fault"),
         (membership, "may_train_unseen", lambda _view: False, "still does"),
         (membership, "nodes_waiting", lambda _view, _settings: 0, "nodes? train, and . could"),
         (membership, "_ranked", ranked_anew, "loses it"),
@@ -304,7 +304,7 @@ def repetitive(state: JobState, event: events.Event) -> Handled:
     ids=["trains", "gone", "lost", "unseen", "waiting", "ranks", "peers", "restarts", "reasons", "incidents"],
 )
 def test_a_wrong_decision_is_found(
-    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Callable[..., Any], word: str
+    monkeypatch: pytest.MonkeyPatch, module: Any, name: str, mutant: Any, word: str
 ) -> None:
     monkeypatch.setattr(module, name, mutant)
     found = violations(word)

@@ -17,7 +17,6 @@ from unicron_elastic.membership.rounds import (
     Place,
     Round,
     Settings,
-    lost,
     next_round,
     nodes_waiting,
 )
@@ -84,7 +83,7 @@ def test_after_a_loss_the_rest_begins_at_once_and_keeps_its_ranks() -> None:
 def test_as_long_as_some_still_train_nobody_begins_without_them() -> None:
     view = JobView(members=(*members("a", "b", waits_for=2), *members("c")), round=round_of(1, "a", "b", "c"))
     assert next_round(view, TWO_TO_FOUR, 1e9) == NotYet("1 node of round 1 still trains.")
-    assert lost(view) == (Place("a/1", "a"), Place("b/1", "b"))
+    assert view.lost == (Place("a/1", "a"), Place("b/1", "b"))
 
 
 def test_a_host_that_returns_gets_its_old_rank_back() -> None:
@@ -115,7 +114,7 @@ def test_more_than_fit_wait_and_are_no_reason_for_another_round() -> None:
     running = replace(running, members=(*training, replace(left_out, waits_for=2)))
     assert [member.host for member in running.waiting] == ["c"]
     assert nodes_waiting(running, settings) == 0
-    assert lost(running) == ()
+    assert running.lost == ()
 
 
 def test_who_waits_is_a_reason_for_another_round_if_there_is_room() -> None:
@@ -281,3 +280,45 @@ def test_ranks_do_not_depend_on_the_order_of_what_is_read(found: list[tuple[str,
     settings = Settings(min_nodes=1, max_nodes=8)
     view = JobView(members=tuple(everybody), round=past)
     assert next_round(view, settings, 0.0) == next_round(replace(view, members=tuple(everybody[::-1])), settings, 0.0)
+
+
+def ranked_one_by_one(before: Round | None, chosen: list[JobMember]) -> list[str]:
+    """Rank as the rules say it, with a look through all nodes for each place."""
+    left = list(chosen)
+    ranks: dict[int, JobMember] = {}
+    moved: list[JobMember] = []
+    places = () if before is None else before.places
+    came: dict[int, JobMember] = {}
+    for names in ("node_id", "host"):
+        for rank, place in enumerate(places):
+            fit = [each for each in left if getattr(each, names) == getattr(place, names)]
+            if rank not in came and fit:
+                came[rank] = fit[0]
+                left.remove(fit[0])
+    for rank, member in sorted(came.items()):
+        if rank < len(chosen):
+            ranks[rank] = member
+        else:
+            moved.append(member)
+    others = iter([*moved, *left])
+    return [(ranks[rank] if rank in ranks else next(others)).node_id for rank in range(len(chosen))]
+
+
+@given(data=st.data(), nodes=st.integers(1, 12), of_before=st.integers(0, 12))
+def test_ranks_are_those_of_the_rules(data: st.DataObject, nodes: int, of_before: int) -> None:
+    there = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), min_size=nodes, max_size=nodes))
+    there = [*dict.fromkeys(there)]
+    places = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=of_before, unique=True))
+    before = Round(number=1, places=tuple(Place(f"{host}/{start}", f"{host}") for host, start in places))
+    waiting = tuple(
+        JobMember(node_id=f"{host}/{start}", host=f"{host}", joined=number, waits_for=2)
+        for number, (host, start) in enumerate(there, 1)
+    )
+    last = before if places else None
+    settings = Settings(min_nodes=1, max_nodes=data.draw(st.integers(1, 12)))
+    view = JobView(members=waiting, round=last, ended=frozenset(place.node_id for place in before.places))
+    found = formed(view, settings, 1e9)
+    had_place = {place.node_id for place in before.places}
+    chosen = sorted(view.waiting, key=lambda each: each.node_id not in had_place)[: settings.most]
+    in_order = sorted(chosen, key=lambda each: (int(each.host), each.node_id))
+    assert [place.node_id for place in found.places] == ranked_one_by_one(last, in_order)

@@ -9,26 +9,45 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Collection, Iterator
+from typing import TypeAlias
+
+OpenFile: TypeAlias = tuple[int, int]  # its number, and its inode
 
 SILENT_S = 5  # more than it takes to notice a lost host, and to make a world without it
 _IDLE_S, _INTERVAL_S = 2, 1
 
 
-def break_when_silent(port: int) -> int:
+def open_files() -> frozenset[OpenFile]:
+    """Return what this process has open; a number that becomes another file's is another one."""
+    return frozenset(number for number, _ in _files())
+
+
+def break_when_silent(port: int, but: Collection[OpenFile] = ()) -> int:
     """Have the kernel end this process's connections to that port of a host that is silent; return how many there are.
 
-    To be called when the store has just connected. Then what waits for an answer raises DistNetworkError.
+    To be called when the store has just connected; what was open before is not looked at if it is named. Then what
+    waits for an answer raises DistNetworkError.
     """
     found = 0
-    for name in os.listdir("/proc/self/fd"):
+    for file, mode in _files():
         try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+            if file in but or not stat.S_ISSOCK(mode):
                 continue
-            duplicate = os.dup(int(name))  # the number may become another file's at any time
+            duplicate = os.dup(file[0])  # the number may become another file's at any time
         except OSError:
             continue
         found += _watch(duplicate, port)
     return found
+
+
+def _files() -> Iterator[tuple[OpenFile, int]]:
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found = os.fstat(int(name))
+        except OSError:
+            continue
+        yield (int(name), found.st_ino), found.st_mode
 
 
 def _watch(duplicate: int, port: int) -> bool:

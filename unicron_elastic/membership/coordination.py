@@ -358,17 +358,17 @@ def _nodes_seen(state: CoordinationState, event: NodesSeen) -> Outcome:
 
 
 def _of_node(state: CoordinationState, event: LinkOpened | LinkLost | Probed) -> Outcome:
-    node_id = event.node_id
-    missed = dict(state.missed_since)
+    node_id, missed = event.node_id, state.missed_since
     match event:
         case LinkOpened():
-            missed.pop(node_id, None)
+            if node_id in missed:
+                missed = {each: since for each, since in missed.items() if each != node_id}
             links, silent = state.links | {node_id}, state.silent - {node_id}
             linked_once = state.linked_once | {node_id}
             state = replace(state, links=links, linked_once=linked_once, missed_since=missed, silent=silent)
             return _heard(_with_links_at_work(state), node_id)
         case LinkLost():
-            missed[node_id] = event.at
+            missed = {**missed, node_id: event.at}
             return _probe(replace(state, links=state.links - {node_id}, missed_since=missed), node_id)
     is_doubted = node_id in state.doubted
     state = replace(state, probing=state.probing - {node_id}, doubted=state.doubted - {node_id})
@@ -416,13 +416,18 @@ def _silent(state: CoordinationState, node_id: str) -> Outcome:
 
 def _elsewhere(state: CoordinationState) -> frozenset[str]:
     """The nodes that only a network leads to: one on this host answers also if that is cut off."""
+    return frozenset(node_id for node_id in state.nodes if _is_elsewhere(state, node_id))
+
+
+def _is_elsewhere(state: CoordinationState, node_id: str) -> bool:
+    node = state.nodes.get(node_id)
     here = "" if state.leader is None else state.leader.host
-    return frozenset(node_id for node_id, node in state.nodes.items() if node.host != here)
+    return node is not None and node.host != here
 
 
 def _heard(state: CoordinationState, node_id: str) -> Outcome:
     """Another host is reached. After a cut the silence of before says nothing."""
-    if node_id not in _elsewhere(state):
+    if not _is_elsewhere(state, node_id):
         return state, []
     was_cut_off, silent = state.is_cut_off, sorted(state.silent)
     commands: list[Command] = []
@@ -441,7 +446,9 @@ def _why_silent(state: CoordinationState, node_id: str) -> str:
 
 def _with_links_at_work(state: CoordinationState) -> CoordinationState:
     """Return the state once a node of another host has had a connection to this coordinator."""
-    return replace(state, do_links_work=state.do_links_work or bool(state.linked_once & _elsewhere(state)))
+    if state.do_links_work or not any(_is_elsewhere(state, node_id) for node_id in state.linked_once):
+        return state
+    return replace(state, do_links_work=True)
 
 
 def _remove(state: CoordinationState, node_id: str, why: str, *, has_ended: bool) -> Outcome:

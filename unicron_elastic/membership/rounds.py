@@ -8,8 +8,10 @@ by compare-and-set: all would write the same. That makes one write of each node 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 # What is waited for if --rdzv-conf says nothing else of it; seconds.
 WAITS_S: Mapping[str, float] = {
@@ -79,7 +81,7 @@ class Round:
         return next((rank for rank, place in enumerate(self.places) if place.node_id == node_id), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: who waits, and who trains, is found once, and asked for often
 class JobView:
     """What the store says of a job at one revision. ``closed`` is why it is over, as a sentence; "": it is not."""
 
@@ -97,7 +99,7 @@ class JobView:
             return False
         return {place.node_id for place in self.round.places} <= self.orderly
 
-    @property
+    @cached_property
     def waiting(self) -> tuple[JobMember, ...]:
         """Those who wait for the next round, in the order in which they came.
 
@@ -107,13 +109,27 @@ class JobView:
         waiting = (member for member in self.members if member.waits_for > number)
         return tuple(sorted(waiting, key=lambda member: (member.joined, member.node_id)))
 
-    @property
+    @cached_property
     def training(self) -> tuple[JobMember, ...]:
         """Those who train in the present round."""
         if self.round is None:
             return ()
         places, number = {place.node_id for place in self.round.places}, self.round.number
         return tuple(each for each in self.members if each.node_id in places and each.waits_for <= number)
+
+    @cached_property
+    def lost(self) -> tuple[Place, ...]:
+        """Places of the present round whose agents are gone, or have given it up."""
+        return self._without(self.training)
+
+    @cached_property
+    def gone(self) -> tuple[Place, ...]:
+        """Places of the present round whose agents are gone."""
+        return self._without(self.members)
+
+    def _without(self, there: tuple[JobMember, ...]) -> tuple[Place, ...]:
+        known = {member.node_id for member in there}
+        return () if self.round is None else tuple(each for each in self.round.places if each.node_id not in known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +176,13 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_fo
     waiting, training = view.waiting, view.training
     if training:
         number = view.round.number if view.round is not None else 0
-        return NotYet(f"{_nodes(len(training))} of round {number} still train{_s(training)}.")
+        return NotYet(f"{_nodes(len(training))} of round {number} still train{_s(len(training))}.")
     if len(waiting) < settings.min_nodes:
-        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)}, and {settings.min_nodes} are needed.")
+        return NotYet(f"{_nodes(len(waiting))} wait{_s(len(waiting))}, and {settings.min_nodes} are needed.")
     expected = settings.most if settings.expected_nodes is None else min(settings.most, settings.expected_nodes)
     if view.round is None and len(waiting) < expected and enough_for_s < settings.last_call_s:
         left_s = settings.last_call_s - enough_for_s
-        return NotYet(f"{_nodes(len(waiting))} wait{_s(waiting)} for up to {expected}.", left_s)
+        return NotYet(f"{_nodes(len(waiting))} wait{_s(len(waiting))} for up to {expected}.", left_s)
     if may_train_unseen(view) and unseen_for_s < settings.blind_patience_s + BLIND_MARGIN_S:
         number = view.round.number if view.round is not None else 0
         left_s = settings.blind_patience_s + BLIND_MARGIN_S - unseen_for_s
@@ -176,9 +192,9 @@ def next_round(view: JobView, settings: Settings, enough_for_s: float, unseen_fo
     number = 1 if view.round is None else view.round.number + 1
     chosen = _chosen(view.round, waiting, settings.most)
     formed = Round(number=number, places=_ranked(view.round, chosen))
-    left_out = [member for member in waiting if member not in chosen]
+    left_out = len(waiting) - len(chosen)
     reason = f"Round {number} begins with {_nodes(len(chosen))}"
-    more = f"; {_nodes(len(left_out))} wait{_s(left_out)} for a place" if left_out else ""
+    more = f"; {_nodes(left_out)} wait{_s(left_out)} for a place" if left_out else ""
     return Formed(formed, f"{reason}{more}.")
 
 
@@ -194,23 +210,6 @@ def nodes_waiting(view: JobView, settings: Settings) -> int:
     return max(0, min(len(view.waiting), settings.most - len(view.training)))
 
 
-def lost(view: JobView) -> tuple[Place, ...]:
-    """Places of the present round whose agents are gone, or have given it up."""
-    return _without(view, view.training)
-
-
-def gone(view: JobView) -> tuple[Place, ...]:
-    """Places of the present round whose agents are gone."""
-    return _without(view, view.members)
-
-
-def _without(view: JobView, there: tuple[JobMember, ...]) -> tuple[Place, ...]:
-    if view.round is None:
-        return ()
-    known = {member.node_id for member in there}
-    return tuple(place for place in view.round.places if place.node_id not in known)
-
-
 def _chosen(before: Round | None, waiting: tuple[JobMember, ...], most: int) -> list[JobMember]:
     """Choose nodes: who had a place keeps one; the rest goes to those who came first."""
     had_place = {place.node_id for place in before.places} if before is not None else set()
@@ -219,38 +218,44 @@ def _chosen(before: Round | None, waiting: tuple[JobMember, ...], most: int) -> 
 
 def _ranked(before: Round | None, chosen: Iterable[JobMember]) -> tuple[Place, ...]:
     """The chosen in the order of their ranks: who had one keeps it where the number of nodes allows."""
-    left = sorted(chosen, key=_neighbourhood)
-    size = len(left)
-    ranks: dict[int, JobMember] = {}
-    moved: list[JobMember] = []
-    for rank, member in _returning(before, left):
-        left.remove(member)
-        if rank < size:
-            ranks[rank] = member
-        else:
-            moved.append(member)
+    members = sorted(chosen, key=_neighbourhood)
+    size, had_rank = len(members), _returning(before, members)
+    ranks = {rank: member for rank, member in had_rank.items() if rank < size}
+    moved = [member for rank, member in had_rank.items() if rank >= size]
+    known = {id(member) for member in had_rank.values()}
+    others = (member for member in members if id(member) not in known)
     free = (rank for rank in range(size) if rank not in ranks)
-    ranks.update(zip(free, [*moved, *left], strict=True))
+    ranks.update(zip(free, [*moved, *others], strict=True))
     return tuple(Place(ranks[rank].node_id, ranks[rank].host, ranks[rank].process) for rank in range(size))
 
 
-def _returning(before: Round | None, members: Iterable[JobMember]) -> list[tuple[int, JobMember]]:
-    """(former rank, member): the same agent, or else one that was started anew on the same host."""
+def _returning(before: Round | None, members: Sequence[JobMember]) -> dict[int, JobMember]:
+    """{former rank: member}, sorted: the same agent, or else one that was started anew on the same host."""
     found: dict[int, JobMember] = {}
-    free = list(members)
     places = () if before is None else before.places
+    of_id, of_host = _queues(members, lambda each: each.node_id), _queues(members, lambda each: each.host)
+    taken = set[int]()
+
+    def take(rank: int, queue: deque[JobMember]) -> None:
+        while queue and id(queue[0]) in taken:
+            queue.popleft()
+        if queue:
+            found[rank] = queue.popleft()
+            taken.add(id(found[rank]))
+
     for rank, place in enumerate(places):
-        _take(found, rank, free, [each for each in free if each.node_id == place.node_id])
+        take(rank, of_id[place.node_id])
     for rank, place in enumerate(places):
         if rank not in found:
-            _take(found, rank, free, [each for each in free if each.host == place.host])
-    return sorted(found.items())
+            take(rank, of_host[place.host])
+    return dict(sorted(found.items()))
 
 
-def _take(found: dict[int, JobMember], rank: int, free: list[JobMember], fit: list[JobMember]) -> None:
-    if fit:
-        found[rank] = fit[0]
-        free.remove(fit[0])
+def _queues(members: Iterable[JobMember], name: Callable[[JobMember], str]) -> defaultdict[str, deque[JobMember]]:
+    queues = defaultdict[str, deque[JobMember]](deque)
+    for member in members:
+        queues[name(member)].append(member)
+    return queues
 
 
 def _neighbourhood(member: JobMember) -> tuple[list[tuple[int, str]], list[tuple[int, str]], str]:
@@ -266,5 +271,5 @@ def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
 
 
-def _s(nodes: Sequence[JobMember]) -> str:
-    return "s" if len(nodes) == 1 else ""
+def _s(count: int) -> str:
+    return "s" if count == 1 else ""

@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
 
-from unicron_elastic.base.store_link import break_when_silent
+from unicron_elastic.base.store_link import break_when_silent, open_files
 from unicron_elastic.base.world import World
 from unicron_elastic.engine.transport.interruptible_store import LOOK_MAX_S, STORE_TIMEOUT_S, wait_until
 from unicron_elastic.engine.transport.superseded import Superseded
@@ -31,6 +31,7 @@ def connect_store(address: str, is_superseded: Callable[[], bool] = lambda: Fals
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     _wait_for_server(host, int(port), is_superseded)
+    before = open_files()
     store = TCPStore(
         host,
         int(port),
@@ -38,7 +39,7 @@ def connect_store(address: str, is_superseded: Callable[[], bool] = lambda: Fals
         wait_for_workers=False,
         timeout=timedelta(seconds=STORE_TIMEOUT_S),
     )
-    break_when_silent(int(port))
+    break_when_silent(int(port), before)
     return store
 
 
