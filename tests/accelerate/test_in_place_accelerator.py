@@ -82,6 +82,13 @@ def test_what_would_be_of_one_rank_is_refused(name: str, words: str) -> None:
         accelerator.check_trigger()
 
 
+def test_metrics_are_of_all_data_on_each_rank() -> None:
+    accelerator = InPlaceAccelerator(cpu=True)
+    loader: Any = accelerator.prepare(DataLoader(TensorDataset(torch.arange(9)), 4))
+    assert [len(accelerator.gather_for_metrics(batch)) for (batch,) in loader] == [4, 4, 1]
+    assert accelerator.gather_for_metrics({"text": ["a"]}, use_gather_object=True) == {"text": ["a"]}
+
+
 def test_a_scheduler_makes_as_many_steps_as_in_so_many_processes() -> None:
     accelerator = InPlaceAccelerator(cpu=True, ranks=3)
     _, optimizer, _, scheduler = prepared(accelerator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as pl
@@ -337,3 +338,19 @@ def test_without_lightning_one_line_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert "the Python module lightning.pytorch is missing; install it" in done.stderr
     assert "pip install -e '.[lightning]'" in done.stderr
+
+
+def test_what_the_first_rank_was_removing_is_removed_by_who_takes_its_place(tmp_path: Path) -> None:
+    strategy = InPlaceStrategy()
+    trainer = strategy._trainer = SimpleNamespace(global_step=6)
+    paths = [tmp_path / "before.ckpt", tmp_path / "now.ckpt"]
+    strategy.take_rank(1)
+    for path in paths:
+        path.touch()
+        strategy.remove_checkpoint(path)
+        trainer.global_step += 6
+    assert all(path.exists() for path in paths)
+    trainer.global_step -= 6
+    strategy.take_rank(0)
+    strategy.remove_what_was_left()
+    assert [path.exists() for path in paths] == [True, False]

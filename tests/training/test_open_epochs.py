@@ -16,12 +16,40 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    Sampler,
     Subset,
     SubsetRandomSampler,
 )
 
 from unicron_elastic.training.run import Run
 from unicron_elastic.training.snapshot.open_epochs import without_numbers
+
+
+class Named(Sampler[int]):
+    """`Named` draws the order of each epoch from a generator that it calls as it likes."""
+
+    def __init__(self) -> None:
+        self.numbers = torch.Generator().manual_seed(5)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(SAMPLES, generator=self.numbers).tolist())
+
+
+class Around(Sampler[int]):
+    """`Around` has another sampler, from which it has the order."""
+
+    def __init__(self) -> None:
+        self.inner = Named()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return (each for each in self.inner)
+
 
 LOADERS: dict[str, Callable[[], DataLoader[Tensor]]] = {
     "shuffle": shuffled,
@@ -33,6 +61,8 @@ LOADERS: dict[str, Callable[[], DataLoader[Tensor]]] = {
     ),
     "in order": lambda: DataLoader(Noisy(), BATCH),
     "subset": lambda: DataLoader(Noisy(), BATCH, sampler=SubsetRandomSampler(range(SAMPLES))),
+    "sampler with a generator of any name": lambda: DataLoader(Noisy(), BATCH, sampler=Named()),
+    "sampler around that": lambda: DataLoader(Noisy(), BATCH, sampler=Around()),
     "batch sampler": lambda: DataLoader(
         Noisy(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES)), BATCH, drop_last=True)
     ),

@@ -543,3 +543,15 @@ def test_a_lazy_module_is_kept_from_its_first_forward_pass_on(capsys: pytest.Cap
     again.load_state_dict(run.state_dict())
     assert torch.equal(another[1].weight, model[1].weight)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("is_reproducible", [False, True])
+def test_what_is_compiled_is_said_to_have_the_same_bits_for_one_shape(
+    capsys: pytest.CaptureFixture[str], *, is_reproducible: bool
+) -> None:
+    training = Training(reproducible=is_reproducible)
+    compiled = torch.compile(training.model, backend="eager")
+    training.loss = lambda step, index: compiled(torch.ones(1 + (step + index) % 2, 3)).square().mean()  # type: ignore[method-assign]
+    training.train(3)
+    said = capsys.readouterr().err
+    assert said.count("only where all micro-batches have one shape") == is_reproducible

@@ -155,6 +155,10 @@ class InPlaceAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Raise WrongUseError: nothing is gathered."""
         raise WrongUseError(refused(APART["gather"]))
 
+    def gather_for_metrics(self, input_data: Any, *_: Any, **__: Any) -> Any:
+        """Give back what it gets: in an evaluation each rank has all of the data."""
+        return input_data
+
     def reduce(self, *_: Any, **__: Any) -> NoReturn:
         """Raise WrongUseError: nothing is reduced."""
         raise WrongUseError(refused(APART["reduce"]))

@@ -15,6 +15,7 @@ __all__ = [
     "DISTRIBUTED_NN",
     "DYNAMO",
     "all_groups",
+    "compiled_graphs",
     "default_group",
     "first_registering",
     "forbids_cuda",
@@ -158,3 +159,9 @@ def recorded(recorder: str) -> Sequence[dict[str, Any]]:
 
 def _dump(name: str) -> Callable[..., Any] | None:
     return getattr(sys.modules.get(_C10D_IN_C), name, None)
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs ``torch.compile`` has made in this process; 0 also if that is not known."""
+    counters = getattr(sys.modules.get(f"{DYNAMO}.utils"), "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0

@@ -67,6 +67,7 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._ours: LightningRun | None = None
         self._stand_ins: StandIns | None = None
         self._phase = ExitStack()
+        self._to_remove: list[tuple[int, Any]] = []  # checkpoints, and in which step
         self.local_rank = of_launcher("LOCAL_RANK", 0)
         # A process that takes a lost one's place is not the first before it has come to the others.
         self.take_rank(rank_before_meeting())
@@ -187,6 +188,18 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         """Write a checkpoint, for which the others wait."""
         with unicron_elastic.phase("checkpoint"):
             super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove a checkpoint; it is kept in mind which, as the first rank may be lost before it has done it."""
+        step = self._trainer.global_step
+        self._to_remove = [each for each in self._to_remove if each[0] == step] + [(step, filepath)]
+        super().remove_checkpoint(filepath)
+
+    def remove_what_was_left(self) -> None:
+        """Remove the checkpoints that the first rank was removing in the present step when it was lost."""
+        for step, filepath in self._to_remove:
+            if step == self._trainer.global_step:
+                super().remove_checkpoint(filepath)
 
     def teardown(self) -> None:
         """Leave the Trainer as it is without us."""

@@ -173,6 +173,7 @@ class LightningRun:
             found = self._run.broadcast_object(self._progress.news())
             if self._show_rank():
                 save_what_was_lost(self._trainer)
+                self._trainer.strategy.remove_what_was_left()
             if self._run.rank != 0:
                 self._progress.load_state_dict(found)
             self._progress.take_folders(found)

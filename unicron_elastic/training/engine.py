@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from unicron_elastic.compat.loaded import compiled_graphs
 from unicron_elastic.compat.tensors import copy_each, has_unreduced, local_of, reshard
 from unicron_elastic.engine.protocol.agreement import NoStateLeft
 from unicron_elastic.engine.protocol.replica_command import (
@@ -118,6 +119,10 @@ _WITH_OTHERS = (  # what has an end that all of a replica must agree on
     *(AskAgent, AwaitHolders, AwaitWorld, Average, Compare, CopyState, Gather, HandOver, MakeGroup, MoveState, Reduce),
     *(Say, TellReady),
 )
+_COMPILED = (
+    "torch.compile makes other code for the shapes that a process has seen first: what it makes has the same bits on "
+    "any number of ranks only where all micro-batches have one shape, or with torch.compile(..., dynamic=True)"
+)
 _ORDER = ""  # among what micro-batch 0 has made: in which order it has used what is trained; no buffer is called so
 
 
@@ -180,6 +185,7 @@ class Engine:
         )
         self._randomness = randomness
         self._is_reproducible = is_reproducible
+        self._has_told_compiled = False
         self._timeout_s = timeout_s
         self._join_patience_s = join_patience_s
         self._on_regroup = on_regroup
@@ -411,6 +417,9 @@ class Engine:
         self._values.end_step()
         if why := self._inner_changes.end():
             self._tell_people(why)
+        if self._is_reproducible and not self._has_told_compiled and compiled_graphs():
+            self._has_told_compiled = True
+            self._tell_people(_COMPILED)
         self._randomness.give_back()
         self.guard.is_reduced(self._trainable.trained)
         self.reports.begin_shares(assembly.world, (self.until, self.state))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unicron_elastic.training.step.randomness import Generators
+from unicron_elastic.training.step.randomness import Generators, generators_of
 
 
 class LoaderOrder:
@@ -25,7 +25,7 @@ class LoaderOrder:
         self._loader = loader
         self._seed = seed
         self._count = batches
-        self._generators = _generators_of(loader)
+        self._generators = generators_of(loader)
         self._before = [self._states()]  # where the generators are before each epoch that was reached
 
     def begin_epoch(self, epoch: int) -> None:
@@ -60,8 +60,3 @@ def _samplers_of(loader: Any) -> list[Any]:
     batches = loader.batch_sampler
     found = [loader.sampler, getattr(batches, "sampler", None), batches]
     return list({id(each): each for each in found if each is not None}.values())
-
-
-def _generators_of(loader: Any) -> list[torch.Generator]:
-    found = [getattr(each, "generator", None) for each in (loader, *_samplers_of(loader))]
-    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor
 from torch.utils.data import IterableDataset
 
-from unicron_elastic.training.snapshot.own_generators import is_just_seeded, own_generators
-from unicron_elastic.training.step.randomness import Generators
+from unicron_elastic.training.snapshot.own_generators import is_just_seeded
+from unicron_elastic.training.step.randomness import Generators, generators_of
 
 _UNDRAWN = 624  # where a Mersenne Twister is that was just seeded
 
@@ -23,7 +23,7 @@ class DrawnOrder:
 
     def __init__(self, loader: Any, generators: Generators) -> None:
         self._generators = generators
-        self._own = own_generators(loader)
+        self._own = generators_of(loader)
         self._seeded_from = loader.generator
         # No index tells the order of what can only be iterated, and what workers draw nobody sees here.
         self._is_seen_in_batch = isinstance(loader.dataset, IterableDataset) and loader.num_workers == 0

@@ -26,8 +26,8 @@ from unicron_elastic.state.snapshot.gather import own_rank
 from unicron_elastic.training.snapshot.drawn_order import DrawnOrder, is_same
 from unicron_elastic.training.snapshot.loader_epoch import LoaderEpoch, digest_of, mark_of
 from unicron_elastic.training.snapshot.looks import Looks
-from unicron_elastic.training.snapshot.own_generators import OwnGenerators, draw_seed, own_generators
-from unicron_elastic.training.step.randomness import Generators, packed, unpacked
+from unicron_elastic.training.snapshot.own_generators import OwnGenerators, draw_seed
+from unicron_elastic.training.step.randomness import Generators, generators_of, packed, unpacked
 
 _STATES = "began", "first", "read", "read_since"  # of generators
 _KINDS_MAX = 64  # of loaders that are remembered
@@ -180,7 +180,7 @@ class OpenEpochs:
             self._generators.set(self._moment)
         self._behind_last = [each for each in self._behind_last if each != mark]
         self._own.begins(loader, mark, is_again=earlier is not None, has_skipped=has_skipped)
-        own = own_generators(loader)
+        own = generators_of(loader)
         if earlier is not None:
             self._awaited = [each for each in self._awaited if each is not earlier]
             self._had = [each for each in self._had if each is not earlier]

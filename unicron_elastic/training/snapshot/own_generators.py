@@ -15,6 +15,8 @@ from weakref import ref
 import torch
 from torch import Generator, Tensor
 
+from unicron_elastic.training.step.randomness import generators_of
+
 _GONE_MAX = 64  # loaders that are gone of which something is known, for others like them
 _SAMPLERS = "torch.utils.data.sampler"
 
@@ -60,7 +62,7 @@ class OwnGenerators:
                 "first": each.first,
                 "latest": each.latest,
                 "repeats": each.repeats,
-                "kept": next((began for begun, began in early if begun is loader), _states(own_generators(loader))),
+                "kept": next((began for begun, began in early if begun is loader), _states(generators_of(loader))),
                 "draws_seed": next((draws for given, draws in at_end if given is loader), None),
             }
             for each, loader in found
@@ -73,7 +75,7 @@ class OwnGenerators:
         for draws in self._draws:
             same = [each for each in before if each.mark == draws.mark and _are_same(each.first, draws.first)]
             if same and (loader := same[0].loader()) is not None:  # whose first epoch is not to come any more
-                draws.loader, draws.first_to_come = same[0].loader, _states(own_generators(loader))
+                draws.loader, draws.first_to_come = same[0].loader, _states(generators_of(loader))
 
     def begins(self, loader: Any, mark: list[Any], *, is_again: bool, has_skipped: bool) -> None:
         """Notes where those of a loader are, or puts them to where they were when the state was kept.
@@ -81,7 +83,7 @@ class OwnGenerators:
         ``is_again``: it begins the epoch in whose middle it was, and others do that. ``has_skipped``: the script has
         skipped epochs of it since, and may be where the state was kept.
         """
-        own = own_generators(loader)
+        own = generators_of(loader)
         if not own:
             return
         draws = self._of(loader, mark, _states(own))
@@ -105,7 +107,7 @@ class OwnGenerators:
         """Notes that those of this loader were put to where it began the epoch that it begins again."""
         for each in self._draws:
             if each.loader() is loader:
-                each.latest = _states(own_generators(loader))
+                each.latest = _states(generators_of(loader))
 
     def before_step(self) -> None:
         """The script trains: it has skipped what epochs it skips, of the loaders that it has begun."""
@@ -119,13 +121,6 @@ class OwnGenerators:
         others = [each for each in self._draws if each.mark == mark and each.loader() is None]
         alike = [each for each in others if _are_same(each.first, states)]
         return next(iter((*same, *alike, *others)), None)
-
-
-def own_generators(loader: Any) -> list[Generator]:
-    """Return those that the loader and its samplers draw from in the place of torch's, each once."""
-    of = (loader, getattr(loader.batch_sampler, "sampler", loader.sampler), loader.batch_sampler)
-    found = [getattr(each, "generator", None) for each in of]
-    return list({id(each): each for each in found if isinstance(each, Generator)}.values())
 
 
 def draw_seed(loader: Any) -> None:

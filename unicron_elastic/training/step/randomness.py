@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 
 OF_SCRIPT = "script"  # a seed: what the script has seeded its generators with
 _KINDS = ("torch", "python", "numpy")
@@ -72,6 +73,26 @@ class Generators:
         if self._device.type == "cuda":
             found["cuda"] = torch.cuda.default_generators[self._device.index or 0]
         return found
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Return those of torch that a data loader and its samplers have, by whatever name, each once.
+
+    So have samplers within samplers.
+    """
+    of_batches = loader.batch_sampler
+    samplers: list[Any] = []
+    found = [getattr(loader, "generator", None)]
+    left = [loader.sampler, getattr(of_batches, "sampler", None), of_batches]
+    while left:
+        sampler = left.pop(0)
+        if sampler is None or any(sampler is each for each in samplers):
+            continue
+        samplers.append(sampler)
+        values = [getattr(sampler, "generator", None), *getattr(sampler, "__dict__", {}).values()]
+        found += values
+        left += [each for each in values if isinstance(each, Sampler)]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
 
 def packed(states: Mapping[str, Any]) -> dict[str, Tensor]:
