@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
+from unicron_elastic.base.seldom import Seldom
+from unicron_elastic.base.text import one_line
 from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round, may_train_unseen
 from unicron_elastic.rendezvous.records.job import (
     JobKeys,
@@ -28,6 +30,7 @@ from unicron_elastic.rendezvous.store.interface import (
     Snapshot,
     Store,
     StoreError,
+    StoreRefusedError,
     Watch,
     Write,
 )
@@ -80,6 +83,7 @@ class JobPresence(Presence[JobMirror]):
         self._restarts: bytes | None = None  # how many count, if this agent has told it
         self._has_counted = False  # which is to be told
         self._round: Round | None = None  # the latest that was seen, to be said again to a store that forgot it
+        self._refused = Seldom()  # rounds that the store does not take
         self._members = keys.member("")  # with which the keys of all agents begin
         self._nodes = nodes
         self._look_every_s = _DISTANT_LOOK_S + _FOR_EACH_NODE_S * nodes
@@ -229,6 +233,10 @@ class JobPresence(Presence[JobMirror]):
         try:
             put = Put(self._keys.round, round_text(found), self._job_lease_id)
             return store.commit(guards, [put], over) is not None
+        except (StoreRefusedError, ValueError) as error:  # as it is too large
+            if line := self._refused.line(f"A round of {len(found.places)} nodes cannot be written: {error}."):
+                logger.warning("%s", one_line(line))
+            return False
         except (StoreError, LeaseGoneError):
             return False
 

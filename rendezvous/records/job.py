@@ -11,7 +11,7 @@ from urllib.parse import quote
 from unicron_elastic.base.text import one_line
 from unicron_elastic.membership.rounds import JobMember, JobView, Place, Round
 from unicron_elastic.rendezvous.store.interface import Change, Entry, Snapshot
-from unicron_elastic.rendezvous.store.records import object_in, odd
+from unicron_elastic.rendezvous.store.records import large_text, object_in, odd
 
 NAME_CHARACTERS = 200  # of hosts, labels and nodes
 PROCESS_CHARACTERS = 500
@@ -77,11 +77,11 @@ def member_text(member: JobMember) -> bytes:
 
 
 def round_text(found: Round) -> bytes:
-    """What the round's key holds."""
+    """What the round's key holds: compressed, if there are many nodes."""
     places = [[place.node_id, place.host] for place in found.places]
     processes = [place.process for place in found.places]
     told = {"number": found.number, "places": places}
-    return json.dumps({**told, "processes": processes} if any(processes) else told).encode()
+    return large_text({**told, "processes": processes} if any(processes) else told)
 
 
 def parse_member(entry: Entry) -> JobMember:

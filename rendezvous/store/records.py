@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,19 +12,37 @@ from unicron_elastic.rendezvous.store.interface import Entry
 
 _ERROR_CHARACTERS = 300
 _DIGITS_MAX = 19  # below 2^63
+_PLAIN_BYTES = 64 * 1024
+_COMPRESSED = b"\x78"  # with which zlib's begin, and no JSON object
+
+
+def large_text(told: Mapping[str, Any]) -> bytes:
+    """What a key holds of an object that may be large: etcd takes no more than 1.5 MiB. ``object_in`` reads it."""
+    text = json.dumps(told).encode()
+    return text if len(text) <= _PLAIN_BYTES else zlib.compress(text)
 
 
 def object_in(entry: Entry, max_bytes: int) -> Mapping[str, Any]:
-    """Raises ValueError that names the key."""
-    if len(entry.value) > max_bytes:
-        raise ValueError(f"{_name(entry)} holds {len(entry.value)} bytes, and at most {max_bytes} are read")
+    """Raises ValueError that names the key. ``max_bytes`` are those of the JSON."""
     try:
-        told = json.loads(entry.value)
+        value = _inflated(entry.value, max_bytes)
+    except zlib.error:
+        value = b""
+    if len(value) > max_bytes:
+        held = len(entry.value) if value is entry.value else "more"
+        raise ValueError(f"{_name(entry)} holds {held} bytes, and at most {max_bytes} are read")
+    try:
+        told = json.loads(value)
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
         raise ValueError(f"{_name(entry)} holds no JSON object")
     return told
+
+
+def _inflated(value: bytes, max_bytes: int) -> bytes:
+    """Return what was compressed, no more than one byte above the bound. Raises zlib.error."""
+    return zlib.decompressobj().decompress(value, max_bytes + 1) if value.startswith(_COMPRESSED) else value
 
 
 def odd(entry: Entry, what: str, error: Exception) -> ValueError:
