@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from unicron_elastic.training.loader.epoch_plan import EpochPlan
 
 
@@ -25,6 +27,7 @@ class Turns:
     def __init__(self, loader: Any, plan: EpochPlan) -> None:
         self.loader = loader
         self.plan = plan
+        self.generator = torch.Generator()  # what skips some of them draws a seed for workers, and not everybody's
         self.dataset = loader.dataset
         self.collate_fn = loader.collate_fn
         self.batch_size = getattr(loader, "batch_size", None)
