@@ -3,9 +3,11 @@
     python benchmarks/versions.py --python ~/v/t211/bin/python --python ~/v/t215/bin/python --markdown table.md
     python benchmarks/versions.py --python ~/v/t215/bin/python --only demo restart
     python benchmarks/versions.py --python ~/v/t215/bin/python --pytorch-tests 2.15=pytorch/test/distributed
+    python benchmarks/versions.py --python ~/v/new/bin/python --python ~/v/before/bin/python --frameworks
 
 Each interpreter is that of a virtualenv with a torch, this package with the extra ``cluster``, and for all but the
-first two columns pytest, pytest-timeout, hypothesis and pyte. docs/versions.md says what the columns are.
+first two columns pytest, pytest-timeout, hypothesis and pyte. docs/versions.md says what the columns are. With
+``--frameworks`` they are other ones, the slow tests included: each framework that is installed, by its version.
 """
 
 from __future__ import annotations
@@ -44,6 +46,13 @@ TESTS = {
     "nodes over etcd": ("tests/endtoend/test_cluster.py",),
 }
 
+# What is tried of frameworks: package, and what pytest is given.
+FRAMEWORKS = {
+    "transformers": ("tests/transformers", "tests/endtoend/test_trainer_goes_on.py", "tests/endtoend/test_attached.py"),
+    "accelerate": ("tests/accelerate", "tests/endtoend/test_accelerate_goes_on.py"),
+    "lightning": ("tests/lightning", "tests/endtoend/test_lightning_goes_on.py"),
+}
+
 
 @dataclass
 class Cell:
@@ -76,6 +85,11 @@ class Environment:
         code = "import platform, torch; print(platform.python_version(), torch.__version__)"
         found = self._run([self.python, "-W", "ignore", "-c", code]).stdout.split()
         return found[-2], found[-1]
+
+    def version_of(self, package: str) -> str:
+        """Of an installed package; "" if it is not."""
+        code = f"from importlib import metadata; print(metadata.version('{package}'))"
+        return self._run([self.python, "-c", code]).stdout.strip()
 
     def job(self, *arguments: str) -> tuple[int, str]:
         """Exit code and output of ``unicron-run --standalone --nproc-per-node=2 --max-restarts=3``."""
@@ -156,8 +170,20 @@ def conformed(environment: Environment, tests: Mapping[str, Path]) -> Cell:
     return Cell("as torch", True) if code == 0 else Cell("failed", False, output[-3000:])
 
 
-def columns(pytorch_tests: Mapping[str, Path]) -> dict[str, Callable[[Environment], Cell]]:
+def of_framework(environment: Environment, package: str, paths: Sequence[str]) -> Cell:
+    """The version of a framework, and how many of its tests passed, slow ones as well."""
+    version = environment.version_of(package)
+    if not version:
+        return Cell("not installed", True)
+    cell = tested(environment, ["-m", "slow or not slow", *paths])
+    return Cell(f"{version}: {cell.text}", cell.is_well, cell.output)
+
+
+def columns(args: argparse.Namespace) -> dict[str, Callable[[Environment], Cell]]:
     """What is tried, by the column's name."""
+    if args.frameworks:
+        return {name: partial(of_framework, package=name, paths=paths) for name, paths in FRAMEWORKS.items()}
+    pytorch_tests: Mapping[str, Path] = dict(args.pytorch_tests)
     found: dict[str, Callable[[Environment], Cell]] = {"demo": demo, "restart": restart}
     found |= {name: partial(tested, paths=paths) for name, paths in TESTS.items()}
     return {**found, "PyTorch's tests": partial(conformed, tests=pytorch_tests)} if pytorch_tests else found
@@ -183,7 +209,7 @@ def main() -> int:
         version, torch = environment.versions()
         row = Row(version, torch, str(python))
         rows.append(row)
-        for name, run in columns(dict(args.pytorch_tests)).items():
+        for name, run in columns(args).items():
             if args.only and name not in args.only:
                 continue
             began = time.monotonic()
@@ -210,6 +236,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", type=Path, action="append", required=True, help="an interpreter; may be repeated")
     parser.add_argument("--only", nargs="+", help="these columns")
+    parser.add_argument("--frameworks", action="store_true", help="try frameworks")
     parser.add_argument(
         "--pytorch-tests",
         type=_of_version,
