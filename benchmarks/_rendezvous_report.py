@@ -12,6 +12,9 @@ from _report import Spread, short
 from _scenarios import Run
 
 MEASURES = {
+    "first_round_ms": "to decide on the first round, ms",
+    "next_round_ms": "to decide on the next one, ms",
+    "connected_ms": "to note in the coordinator that all have connected, ms",
     "formed_ms": "all have their rank and store, ms",
     "agent_cpu_ms": "processor time of an agent for it, ms",
     "etcd_cpu_ms": "processor time of etcd for it, ms",

@@ -4,10 +4,11 @@
     python benchmarks/rendezvous.py --quick                        # each once or twice, small numbers
     python benchmarks/rendezvous.py --only forming idle --json result.json
 
-The first three scenarios have agents without workers: nothing but torch's rendezvous handlers, both back ends in the
-same processes. The others are jobs of three agents with a worker each, under unicron-run and under torchrun, which has
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts fail on gloo, and, but for one launch of each scenario,
-last_call_timeout=1,keep_alive_interval=1 in --rdzv-conf. Runs alternate between the two.
+The first scenario has no agents: it is the decisions alone. The next three have agents without workers: nothing but
+torch's rendezvous handlers, both back ends in the same processes. The others are jobs of three agents with a worker
+each, under unicron-run and under torchrun, which has TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which its restarts
+fail on gloo, and, but for one launch of each scenario, last_call_timeout=1,keep_alive_interval=1 in --rdzv-conf. Runs
+alternate between the two.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TypeVar
 
 from _exit_when_told import exit_when_told
 from _launchers import TORCHRUN, UNICRON, Launcher
+from _rendezvous_decisions import deciding
 from _rendezvous_groups import C10D, OURS, AgentPool, again, forming, idle
 from _rendezvous_hosts import power_off, why_no_power_off
 from _rendezvous_jobs import NAMES, Job, Meeting, join, loss
@@ -32,7 +34,7 @@ from unicron_elastic.rendezvous.store.server import EmbeddedEtcd
 
 T = TypeVar("T")
 
-SCENARIOS = ("forming", "idle", "again", "join", "agent-killed", "power-off")
+SCENARIOS = ("deciding", "forming", "idle", "again", "join", "agent-killed", "power-off")
 BY_DEFAULT = Launcher("torchrun-default", TORCHRUN.program, TORCHRUN.environment)  # with its own time limits
 FORM_S = 60.0
 JOB_S = 60.0
@@ -61,6 +63,8 @@ def main() -> None:
 
 def measure(args: argparse.Namespace) -> Iterator[Run]:
     """All scenarios that are wanted, one after the other."""
+    if "deciding" in args.only:
+        yield from (deciding(nodes, k) for nodes in args.deciding_nodes for k in range(args.n))
     if "forming" in args.only:
         yield from measure_forming(args)
     if "idle" in args.only:
@@ -136,15 +140,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--large-nodes", type=int, nargs="*", default=[128, 256, 512], help="unicron alone (default: %(default)s)"
     )
+    parser.add_argument(
+        "--deciding-nodes", type=int, nargs="*", default=[64, 1000, 4000, 12500], help="(default: %(default)s)"
+    )
     parser.add_argument("--idle-nodes", type=int, nargs="*", default=[4, 16, 64], help="(default: %(default)s)")
     parser.add_argument("--again-nodes", type=int, default=16, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all records there")
     parser.add_argument("--quick", action="store_true", help="1 run of each kind, 2 and 16 nodes")
     args = parser.parse_args(arguments)
     if args.quick:
-        parser.set_defaults(n=1, nodes=[2, 16], large_nodes=[], idle_nodes=[16])
+        parser.set_defaults(n=1, nodes=[2, 16], large_nodes=[], idle_nodes=[16], deciding_nodes=[64, 1000])
         args = parser.parse_args(arguments)  # so that what was given along with --quick still counts
-    if args.n < 1 or min([2, args.again_nodes, *args.nodes, *args.large_nodes, *args.idle_nodes]) < 2:
+    numbers = [2, args.again_nodes, *args.nodes, *args.large_nodes, *args.idle_nodes, *args.deciding_nodes]
+    if args.n < 1 or min(numbers) < 2:
         parser.error("-n must be at least 1, and every number of nodes at least 2")
     for launcher in (UNICRON, TORCHRUN):
         if not launcher.path.exists():

@@ -101,6 +101,7 @@ def test_a_rank_lost_in_an_evaluation_changes_no_metric(in_place: Any, tmp_path:
     other = plain(tmp_path / "plain", *often)
     job = in_place(*often, f"--kill-evaluating={kill}")
     assert job.process.returncode == 0, job.out + job.err
+    assert "of the evaluation for those lost." in job.err, job.err
     ours, theirs = ({step: each for step, each in logs_of(out) if "loss" in each} for out in (job.out, other))
     assert ours.keys() == theirs.keys()
     for step in ours:

@@ -342,9 +342,13 @@ def test_without_lightning_one_line_says_what_to_install() -> None:
 
 def test_what_the_first_rank_was_removing_is_removed_by_who_takes_its_place(tmp_path: Path) -> None:
     strategy = InPlaceStrategy()
-    trainer = strategy._trainer = SimpleNamespace(global_step=6)
     paths = [tmp_path / "before.ckpt", tmp_path / "now.ckpt"]
+    paths[0].touch()
+    strategy.remove_checkpoint(paths[0])  # of no Trainer's, as the first rank
+    assert not paths[0].exists()
+    trainer = strategy._trainer = SimpleNamespace(global_step=6)
     strategy.take_rank(1)
+    strategy.remove_checkpoint(tmp_path / "not there")
     for path in paths:
         path.touch()
         strategy.remove_checkpoint(path)

@@ -167,3 +167,29 @@ def test_a_batch_that_cannot_be_read_is_named(workers: int) -> None:
     loader: Any = DataLoader(Broken(), 2, num_workers=workers)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"batch 1 of the evaluation \(samples 2, 3\) could not be read: IndexError"):
         evaluated(alone(loader))
+
+
+def test_one_rank_says_what_is_dealt_once_more(capsys: pytest.CaptureFixture[str]) -> None:
+    loader: Any = DataLoader(range(5), 1)  # type: ignore[arg-type]
+    places = iter([(0, 2), (0, 1), (0, 1)])
+    evaluated(SharedEvaluation(loader, 0, lambda: next(places), lambda share: share))
+    said = capsys.readouterr().err
+    assert said == "unicron: the ranks that are left make 2 batches of the evaluation for those lost.\n"
+    evaluated(alone(loader))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_collator_draws_depends_on_the_batch_alone(workers: int) -> None:
+    def noisy(samples: list[int]) -> Tensor:
+        return torch.tensor(samples) + torch.rand(len(samples))
+
+    loader: Any = DataLoader(range(6), 2, collate_fn=noisy, num_workers=workers)  # type: ignore[arg-type]
+    before = torch.get_rng_state()
+    whole = evaluated(alone(loader))
+    assert torch.equal(torch.get_rng_state(), before)
+    later = evaluated(SharedEvaluation(loader, 0, lambda: (1, 2), lambda share: share))  # 1, and then 0 and 2
+    assert whole is not None
+    assert later is not None
+    assert torch.equal(later, whole)
+    assert len(set(whole.tolist())) == 3

@@ -190,10 +190,11 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove a checkpoint; it is kept in mind which, as the first rank may be lost before it has done it."""
-        step = self._trainer.global_step
-        self._to_remove = [each for each in self._to_remove if each[0] == step] + [(step, filepath)]
+        """Remove a checkpoint; who is not the first keeps in mind which, should that one be lost before it is done."""
         super().remove_checkpoint(filepath)
+        if not self.is_global_zero and self._trainer is not None:
+            step = self._trainer.global_step
+            self._to_remove = [each for each in self._to_remove if each[0] == step] + [(step, filepath)]
 
     def remove_what_was_left(self) -> None:
         """Remove the checkpoints that the first rank was removing in the present step when it was lost."""
