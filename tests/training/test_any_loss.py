@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import threads_as_ranks
+from some_seeds import some_seeds
 from threads_as_ranks import Changes, Counts, Job, put_threads_in_place
 
 from unicron_elastic.base.world import Member, World
@@ -60,34 +61,34 @@ def _trained(
         assert rank.parameters == job.plain.parameters, f"rank {rank.name}, seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some_seeds(12, of=40))
 def test_survivors_of_any_losses_train_as_if_nothing_had_happened(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=False)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some_seeds(9, of=20))
 def test_ranks_that_hear_late_of_a_newcomer_train_as_if_nothing_had_happened(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True, is_slow_to_hear=True)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some_seeds(12, of=40))
 def test_newcomers_train_as_if_nothing_had_happened(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some_seeds(6, of=20))
 def test_a_newcomer_that_has_copied_what_was_changed_meanwhile_trains_as_if_it_had_not(seed: int) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=True, steps=6, is_torn=True)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some_seeds(6, of=10))
 def test_a_newcomer_that_is_many_steps_behind_gets_the_state_in_the_group(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3)
 
 
 @pytest.mark.parametrize("is_shaky", [False, True])
 @pytest.mark.parametrize("totals", [(2, 4, 6), (4, 3, 4, 6), (1, 2, 3, 4, 5, 6)])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some_seeds(6, of=20))
 def test_those_who_train_in_several_calls_train_as_in_one(seed: int, totals: tuple[int, ...], is_shaky: bool) -> None:
     _trained(
         seed,
@@ -102,12 +103,12 @@ def test_those_who_train_in_several_calls_train_as_in_one(seed: int, totals: tup
 
 
 @pytest.mark.parametrize("newcomers", [False, True])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some_seeds(9, of=30))
 def test_reports_are_exact_or_said_to_be_partial_and_the_same_for_all(seed: int, newcomers: bool) -> None:
     _trained(seed, ranks=2 + seed % 3, deaths=1 + seed % 3, newcomers=newcomers, reports=1 + seed % 3)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", some_seeds(3, of=5))
 def test_a_newcomer_is_not_outrun_for_ever_by_those_who_train_in_many_short_calls(seed: int) -> None:
     calls = 40
     totals = range(1, calls + 1)
@@ -132,12 +133,12 @@ FREEZING: Changes = {
 
 
 @pytest.mark.parametrize("newcomers", [False, True])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some_seeds(9, of=30))
 def test_what_is_frozen_and_unfrozen_on_the_way_is_trained_as_by_plain_torch(seed: int, newcomers: bool) -> None:
     _trained(seed, ranks=1 + seed % 4, deaths=seed % 4, newcomers=newcomers, steps=7, changes=FREEZING)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some_seeds(6, of=10))
 def test_a_newcomer_that_has_missed_what_was_unfrozen_trains_it_all_the_same(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3, changes=FREEZING)
 
@@ -148,7 +149,7 @@ def of_step(step: int) -> int:
 
 
 @pytest.mark.parametrize("newcomers", [False, True])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some_seeds(12, of=40))
 def test_steps_of_different_sizes_are_trained_as_by_plain_torch(seed: int, newcomers: bool) -> None:
     _trained(
         seed,
@@ -163,7 +164,7 @@ def test_steps_of_different_sizes_are_trained_as_by_plain_torch(seed: int, newco
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some_seeds(8, of=20))
 def test_steps_of_different_sizes_in_several_calls(seed: int) -> None:
     _trained(
         seed,
@@ -178,7 +179,7 @@ def test_steps_of_different_sizes_in_several_calls(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some_seeds(6, of=10))
 def test_a_newcomer_that_is_many_steps_behind_takes_part_in_steps_of_different_sizes(seed: int) -> None:
     _trained(seed, ranks=3, deaths=1, newcomers=True, steps=12, steps_behind=3, micro_batches=of_step)
 
@@ -204,7 +205,7 @@ def test_ranks_that_get_different_sizes_for_a_step_do_not_train_on(
 
 
 @pytest.mark.parametrize("totals", [(), (5, 8)])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", some_seeds(8, of=20))
 def test_scripts_that_have_loaded_a_checkpoint_of_their_own_go_on_from_there(
     seed: int, totals: tuple[int, ...]
 ) -> None:

@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 from seats_as_threads import MatesHere, SeatJob, parameters
+from some_seeds import some_seeds
 from threads_as_ranks import Buffered, here, put_threads_in_place
 
 from unicron_elastic.training.shard import mates
 
 STEPS, MICRO_BATCHES = 4, 8
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))]
+SEEDS = some_seeds(6, of=60)
 
 
 @pytest.fixture(autouse=True)
