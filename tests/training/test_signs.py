@@ -83,6 +83,16 @@ def test_nothing_is_written_or_read_in_short_waits() -> None:
     assert two.waits._seen is None
 
 
+def test_the_thread_of_signs_that_are_gone_ends_at_once() -> None:
+    present = set(threading.enumerate())
+    given = Signs(8000.0, lambda: True)  # its thread looks once in a quarter of a minute
+    given.watch(HashStore())
+    (thread,) = set(threading.enumerate()) - present
+    del given
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
 class Broken(HashStore):  # type: ignore[misc]
     """A store that is lost."""
 

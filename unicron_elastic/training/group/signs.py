@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import threading
 import time
 import weakref
@@ -75,7 +76,9 @@ class Signs:
             thread = threading.Thread(target=_run, args=(weakref.ref(self), self._stop, self._look_s), daemon=True)
             thread.name = "unicron-signs"
             thread.start()
-            atexit.register(_end, self._stop, thread)
+            end = functools.partial(_end, self._stop, thread)
+            atexit.register(end)
+            weakref.finalize(self, _end_unasked, self._stop, end).atexit = False
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -128,6 +131,12 @@ def _end(stop: threading.Event, thread: threading.Thread) -> None:
     """Ends the thread before the interpreter does, which must not find it in C++."""
     stop.set()
     thread.join(_END_S)
+
+
+def _end_unasked(stop: threading.Event, end: Callable[[], None]) -> None:
+    """Ends the thread of signs that are gone. Nobody waits for it, as this may be done within it."""
+    stop.set()
+    atexit.unregister(end)
 
 
 def _count(store: Store) -> int | None:
