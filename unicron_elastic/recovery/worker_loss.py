@@ -198,8 +198,8 @@ def end_newcomers(state: JobState) -> tuple[JobState, list[Command]]:
     state = replace(state, replace_at=None)
     if not late:
         return state, []
-    without = "as the others made their last step without"
-    reason = f"The training is over: {named_ranks(late, f'ends, {without} it', f'end, {without} them')}."
+    too_late = "came too late for the last step and"
+    reason = f"The training is over: {named_ranks(late, f'{too_late} ends', f'{too_late} end')}."
     return state, [KillWorkers(local_ranks=tuple(each.local_rank for each in late), reason=reason)]
 
 
