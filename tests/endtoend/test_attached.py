@@ -33,19 +33,25 @@ def ends(job: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kill", "step"),
+    ("kill", "step", "order"),
     [
-        ("--kill=1:15", 10),
+        ("--kill=1:37", 30, ["--own-order"]),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
-            for each in [("--kill=0:20", 20), ("--kill-evaluating=1:20", 10), ("--kill=1:37", 30)]
+            for each in [
+                ("--kill=1:15", 10, []),
+                ("--kill=0:20", 20, []),
+                ("--kill-evaluating=1:20", 10, []),
+                ("--kill=1:37", 30, []),
+                ("--kill=0:13", 10, ["--own-order"]),
+            ]
         ),
     ],
 )
-def test_a_killed_rank_changes_no_bit(train: Any, launcher: Any, kill: str, step: int) -> None:
-    undisturbed = train(str(launcher.folder / "undisturbed"), options=())
+def test_a_killed_rank_changes_no_bit(train: Any, launcher: Any, kill: str, step: int, order: list[str]) -> None:
+    undisturbed = train(str(launcher.folder / "undisturbed"), *order, options=())
     assert "unicron: " not in undisturbed.err
-    job = train(str(launcher.folder / "killed"), kill)
+    job = train(str(launcher.folder / "killed"), kill, *order)
     assert SAID in job.err
     assert f"All ranks go on from step {step}, from the memory of their hosts." in job.err
     assert job.err.count("unicron: what the dataset or the collator draws while samples are read is not what it") == 1

@@ -1,7 +1,7 @@
 """Trains a tiny classifier with transformers' Trainer as a script does that knows nothing of us.
 
 train_attached.py FOLDER [--kill RANK:STEP] [--kill-evaluating RANK:STEP] [--samples N] [--workers N] [--ours]
-[--resume]
+[--resume] [--own-order]
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -45,6 +46,26 @@ class Classifier(nn.Module):
         """Return loss and logits."""
         logits = self.inner(x)
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Drawn(Sampler[int]):
+    """`Drawn` has its order from everybody's random numbers, as transformers' samples by length have."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self._number).tolist())
+
+    def __len__(self) -> int:
+        return self._number
+
+
+class DrawingTrainer(Trainer):
+    """`DrawingTrainer` trains in such an order."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Drawn:
+        return Drawn(len(train_dataset or self.train_dataset))
 
 
 class Watch(TrainerCallback):
@@ -92,6 +113,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--ours", action="store_true")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--own-order", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -115,7 +137,7 @@ def main() -> None:
         seed=4,
     )
     torch.manual_seed(0)
-    trainer = Trainer(
+    trainer = (DrawingTrainer if asked.own_order else Trainer)(
         model=Classifier(),
         args=arguments,
         train_dataset=Points(asked.samples),

@@ -89,6 +89,7 @@ class AttachedTrainer:
         self._trainer = trainer
         self._run: Any = None
         self._numbers: dict[str, Any] = {}  # where random numbers were in the state that was taken over
+        self._began: dict[str, Any] = {}  # and where its epoch had begun
         self._is_within = False  # the state that was taken over is of the middle of what is to be trained
         self._is_off = False  # an epoch was ended before its last step: where the next state is in it is not known
         self._noted = 0
@@ -110,6 +111,7 @@ class AttachedTrainer:
             kwargs["epochs_trained"] = epoch
             kwargs["steps_trained_in_current_epoch"] = made * self._trainer.args.gradient_accumulation_steps
             kwargs["resume_from_checkpoint"] = _FROM_MEMORY
+            self._generators().set(self._began)  # which some samplers draw the order from
         plain(**kwargs)
 
     def load_rng_state(self, plain: Callable[..., None], checkpoint: Any) -> None:
@@ -157,7 +159,7 @@ class AttachedTrainer:
         before = trainer.state.global_step  # of a checkpoint
         if before:
             run.begin_at(before)
-        run.restore_placed()
+        self._began = run.restore_placed()
         self._is_within = trainer.state.global_step > before
         if self._is_within and trainer.args.process_index == 0:
             _say(_DRAWN_AGAIN)

@@ -209,7 +209,7 @@ class Engine:
 
     def _places(self, mates: Mates | None, backend: str) -> tuple[Membership, Carrier | None, Unison | None]:
         """Return this process's in its job; and what it needs in a seat of a replica of several."""
-        servant = Servant(self._registered, self._gate, lambda: (self.until, self.state))
+        servant = Servant(self._registered, self._gate, lambda: (self.until, self.state), self._registered.is_whole)
         if mates is None:
             return membership(servant.serve, backend), None, None
         from unicron_elastic.engine.group.register import around

@@ -271,12 +271,16 @@ class Run:
         self._requests.carry_out()
         return self._snapshots.restore(folder)
 
-    def restore_placed(self) -> int:
-        """Does what ``restore`` does, for a loop that finds its place in the data and its random numbers."""
+    def restore_placed(self) -> dict[str, Any]:
+        """Does what ``restore`` does, for a loop that finds its place in the data and its random numbers.
+
+        Returns where these were when the epoch began in whose middle the state is; nothing where that is not known.
+        """
         of_loaders = self._epochs.state_dict()
-        step = self.restore()
+        self.restore()
+        began = self._epochs.began()
         self._epochs.load_state_dict(of_loaders)
-        return step
+        return began
 
     def snapshot(self, step: int, every: int = 1) -> bool:
         """Begins to copy the state after ``step`` optimizer steps to memory that survives this process.

@@ -8,28 +8,37 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from unicron_elastic.engine.protocol.replica_event import Answered, Copied, NotCopied
 from unicron_elastic.state.pull.client import Pulled
-from unicron_elastic.training.group.handover import Handover
+from unicron_elastic.training.group.handover import Handover, NotTakenError
 from unicron_elastic.training.group.membership import Membership
 from unicron_elastic.training.group.servant import NotGivenError, about_fetched, fetch_state
 from unicron_elastic.worker.instructions import Invitation
 
 ASK_AGAIN_S = 0.1  # after a newcomer found no source of the state, or was too early
+MISFITS_MAX = 3  # states that did not fit, until that is believed
 ASK_LATER_S = (1.0, 60.0)  # after the others could not give it, at first and at most: they may be able to some day
 
 
 class Arrival:
     """`Arrival` asks for one process to be a member, and copies the state for it, which ``registered`` takes over."""
 
-    def __init__(self, membership: Membership, registered: Handover) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        registered: Handover,
+        fetch: Callable[[Handover, Invitation], Pulled | None] | None = None,
+    ) -> None:
         self._membership = membership
+        self._fetch = fetch or fetch_state
         self._registered = registered
         self._invitation: Invitation | None = None  # the latest
         self._fetched: Pulled | None = None  # its source waits
         self._pause_s = ASK_AGAIN_S
         self._refused: str | None = None  # why
+        self._misfits = 0
 
     @property
     def was_newcomer(self) -> bool:
@@ -47,10 +56,18 @@ class Arrival:
         return Answered(has_source=bool(invitation.sources), where=_told(invitation))
 
     def copy(self) -> Copied | NotCopied:
-        """Copy the state from those who are named in the invitation. Raises NotTakenError if it does not fit."""
+        """Copy the state from those who are named in the invitation. Raises NotTakenError if it does not fit.
+
+        It may have been read in a moment in which the others' script had changed it for a while: it is copied anew.
+        """
         assert self._invitation is not None
         try:
-            self._fetched = fetch_state(self._registered, self._invitation)
+            self._fetched = self._fetch(self._registered, self._invitation)
+        except NotTakenError:
+            self._misfits += 1
+            if self._misfits == MISFITS_MAX:
+                raise
+            return NotCopied()
         except NotGivenError as error:
             self.is_refused(str(error))
             return NotCopied(is_refused=True)

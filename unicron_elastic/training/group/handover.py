@@ -94,6 +94,10 @@ class Handover:
             "yielded_groups": self._yielded_groups,
         }
 
+    def is_whole(self) -> bool:
+        """Whether no module has other parameters than it had, as within ``torch.func.functional_call``."""
+        return self._trainable.is_as_seen() and all(each.is_as_seen() for each in self._others.values())
+
     def way(self, *, is_in_steps: bool) -> dict[str, Any]:
         """Return what a script does on its way, for one that begins again behind it: it does not do that once more.
 

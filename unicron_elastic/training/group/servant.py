@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
-from unicron_elastic.state.layout import rebuild
+from torch import Tensor
+
+from unicron_elastic.state.layout import Layout, rebuild
 from unicron_elastic.state.pull.client import Pulled, SourcesLost, pull
 from unicron_elastic.state.pull.server import Held, NotAtRest, StateServer, Unsendable
 from unicron_elastic.training.group.sendable import NotSendableError, Stateful, sendable
@@ -15,6 +18,8 @@ from unicron_elastic.worker.notices import StateTaken
 
 REST_TIMEOUT_S = 60.0  # a step may take long, and its end is not at rest
 PULL_TIMEOUT_S = 600.0
+WHOLE_TIMEOUT_S = 1.0  # a script may have given its modules other parameters for good, which the next look sees
+_LOOK_S = 0.001
 
 
 class NotGivenError(Exception):
@@ -24,11 +29,24 @@ class NotGivenError(Exception):
 class Servant:
     """Serves the state of a run, from the first time that it is asked for."""
 
-    def __init__(self, run: Stateful, gate: StateGate, where: Callable[[], tuple[int, int]]) -> None:
-        """``where``: the total of the steps that this run is in, and its step."""
+    def __init__(
+        self,
+        run: Stateful,
+        gate: StateGate,
+        where: Callable[[], tuple[int, int]],
+        is_whole: Callable[[], bool] = lambda: True,
+        *,
+        patience_s: float = WHOLE_TIMEOUT_S,
+    ) -> None:
+        """``where``: the total of the steps that this run is in, and its step.
+
+        ``is_whole``: no module has other parameters for a while, as within ``torch.func.functional_call``.
+        """
         self._run = run
         self._gate = gate
         self._where = where
+        self._is_whole = is_whole
+        self._patience_s = patience_s
         self._server: StateServer | None = None
         gate.on_expire = self._break_off
 
@@ -49,7 +67,7 @@ class Servant:
         except TimeoutError as error:
             raise NotAtRest(str(error)) from None
         try:
-            layout, tensors = sendable(self._run)
+            layout, tensors = self._sendable()
         except NotSendableError as error:
             self._gate.release()
             raise Unsendable(str(error)) from None
@@ -57,6 +75,22 @@ class Servant:
             self._gate.release()
             raise
         return Held(step=state, layout=layout, tensors=tensors)
+
+    def _sendable(self) -> tuple[Layout, list[Tensor]]:
+        """Return the state, read while no module had other parameters. Raises what ``sendable`` raises."""
+        end = time.monotonic() + self._patience_s
+        while time.monotonic() < end:
+            if self._is_whole():
+                try:
+                    found = sendable(self._run)
+                except NotSendableError:
+                    if self._is_whole():
+                        raise
+                else:
+                    if self._is_whole():
+                        return found
+            time.sleep(_LOOK_S)
+        return sendable(self._run)
 
     def release(self, held: Held) -> None:  # noqa: ARG002 - one hold is like another
         """Lets the state go on."""
@@ -83,7 +117,11 @@ def fetch_state(run: Stateful, invitation: Invitation) -> Pulled | None:
         return None
     except TimeoutError:
         return None
-    run.load_state_dict(rebuild(pulled.layout, pulled.tensors))
+    try:
+        run.load_state_dict(rebuild(pulled.layout, pulled.tensors))
+    except BaseException:
+        pulled.release()
+        raise
     return pulled
 
 

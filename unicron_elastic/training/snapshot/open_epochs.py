@@ -164,6 +164,13 @@ class OpenEpochs:
         elif any(each.is_drawn for each in epochs):
             _tell(f"the state is of the middle of an epoch whose order was drawn, and may be another now: {_ADVICE}")
 
+    def began(self) -> dict[str, Any]:
+        """Return where the generators were when the epoch began in whose middle the state is that was taken over.
+
+        Nothing if there is no such epoch, or more than one.
+        """
+        return dict(self._awaited[0].began) if len(self._awaited) == 1 else {}
+
     # -- what the script does -----------------------------------------------------------------------------------------
 
     def begins(self, loader: Any) -> LoaderEpoch | None:

@@ -73,6 +73,16 @@ class Trainable:
         self._layout = f"{self._ranges} {self._order if is_known else ()}"
         return True
 
+    def is_as_seen(self) -> bool:
+        """Whether the model has the parameters of the last look, and not others for a while.
+
+        It has those of a call within ``torch.func.functional_call``. May be asked in any thread.
+        """
+        try:
+            return [*map(id, walked(self._model)[1])] == [*map(id, self.parameters)]
+        except RuntimeError:  # it gets others in this moment
+            return False
+
     def stamp(self, step: int) -> bytes:
         """Four bytes that tell this step, with these parameters, from others."""
         return hashlib.sha256(f"{step} {self._layout}".encode()).digest()[:4]
