@@ -33,7 +33,7 @@ from unicron_elastic.training.step.randomness import OF_SCRIPT, Randomness
 from unicron_elastic.training.step.wrong_use import WrongUseError
 from unicron_elastic.training.whole_number import check_module, function, seconds, whole_number
 from unicron_elastic.training.wrapped.engine_progress import NO_STEPS, check_options
-from unicron_elastic.training.wrapped.registered_by import engine_of, registered_by
+from unicron_elastic.training.wrapped.registered_by import OF_LOOP, engine_of, registered_by
 
 _DISTRIBUTED = (
     "the model must not be wrapped in DistributedDataParallel for run.steps(), which reduces its gradients: give Run "
@@ -471,12 +471,13 @@ class Run:
         """
         self._snapshots.wait()
         state, here = state_dict["state"], self._registered.objects
-        if set(state) != set(here):
+        if set(state) - OF_LOOP != set(here) - OF_LOOP:
             raise ValueError(f"the state has {sorted(state)}, and here {sorted(here)} are registered")
         if "buffers" in state_dict:  # which what ``save`` wrote has not
             buffers.take(self._model, state_dict["buffers"], state["model"])
         way = state_dict.get("way", {})
         self._engine.take_groups(way)
+        state = {name: each for name, each in state.items() if name in here}
         self._registered.load(state, state_dict.get("hidden", {}), state_dict.get("loose"))
         self._engine.take_way(way)
         self._gradients.load_state_dict(state_dict.get("gradients", {}))

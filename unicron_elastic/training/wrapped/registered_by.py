@@ -8,7 +8,23 @@ from torch import nn
 
 from unicron_elastic.training.wrapped.engine_progress import is_engine, parts_of_engine
 
+OF_LOOP = frozenset({"accelerator"})  # the names of what one kind of loop counts, and another one does not have
 _PARTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
+
+
+class Accumulation:
+    """`Accumulation` is how many batches ``accelerator.accumulate()`` has counted, which tells where steps are."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it."""
+        return {"step": self._accelerator.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have it go on from there."""
+        self._accelerator.step = state_dict["step"]
 
 
 def engine_of(wrapped: Any) -> Any:
@@ -39,6 +55,8 @@ def registered_by(accelerator: Any) -> dict[str, Any]:
     found |= _named("scheduler", [getattr(each, "scheduler", each) for each in schedulers])
     if accelerator.scaler is not None:
         found["scaler"] = accelerator.scaler
+    if not hasattr(accelerator, "options_of_run"):  # in place each rank counts its own
+        found["accelerator"] = Accumulation(accelerator)
     return found | {f"registered_{number}": each for number, each in enumerate(others)}
 
 
