@@ -103,6 +103,53 @@ def test_a_script_may_skip_from_the_beginning_of_its_training(
     assert capsys.readouterr().err == ""
 
 
+class Counting(Sampler[int]):
+    """`Counting` has an order by the number of the epoch, which it counts if nobody sets it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = torch.Generator().manual_seed(self.epoch)
+        self.epoch += 1
+        return iter(torch.randperm(SAMPLES, generator=drawn).tolist())
+
+
+class SettingEpochs(Script):
+    """`SettingEpochs` sets it."""
+
+    @staticmethod
+    def _numbered(loader: DataLoader[Tensor], step: int) -> Iterator[tuple[int, Tensor]]:
+        while True:
+            assert isinstance(loader.sampler, Counting)
+            loader.sampler.epoch = step // EPOCH
+            for batch in loader:
+                yield step, batch
+                step += 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("start", [EPOCH + 1, EPOCH + 3, 2 * EPOCH - 1])
+def test_a_line_says_that_an_order_by_a_count_of_epochs_is_another(
+    start: int, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loader() -> DataLoader[Tensor]:
+        return DataLoader(Still(), BATCH, sampler=Counting(), num_workers=workers)
+
+    script = Script(loader)
+    whole = script.train(0, 2 * EPOCH + 2)
+    assert numbers(script.train(start, 2 * EPOCH)) != numbers(whole[start : 2 * EPOCH])
+    assert capsys.readouterr().err.count("whose middle the script goes on is another one than it was") == 1
+    assert numbers(script.train(start, 2 * EPOCH, from_beginning=True)) == numbers(whole[start : 2 * EPOCH])
+    script = SettingEpochs(loader)
+    whole = script.train(0, 2 * EPOCH + 2)
+    assert numbers(script.train(start, 2 * EPOCH)) == numbers(whole[start : 2 * EPOCH])
+    assert capsys.readouterr().err == ""
+
+
 def _own() -> DataLoader[Tensor]:
     return shuffled(generator=torch.Generator().manual_seed(5))
 

@@ -80,6 +80,11 @@ class LoaderEpoch:
             return False
         return list(mark[1:3]) == list(self.mark[1:3]) or mark[3] == self.mark[3]
 
+    def has_order_of(self, earlier: LoaderEpoch) -> bool:
+        """Return whether the first batch and the latest one are those of the earlier one, as far as both are known."""
+        pairs = (self.first_index, earlier.first_index), (digest_of(self.index), earlier.last_index)
+        return all(here == then or not (here and then) for here, then in pairs)
+
     @property
     def is_left(self) -> bool:
         """Return whether the script takes no more of them."""

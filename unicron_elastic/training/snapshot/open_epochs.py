@@ -36,6 +36,15 @@ _ADVICE = (
     f"give the DataLoader a generator that is seeded by the epoch, and skip the batches that it has given. Else {_OR}"
 )
 
+_OTHER_ORDER = (
+    f"the order of the epoch in whose middle the script goes on is another one than it was, and {_OR}: have it depend "
+    "on the epoch alone, as by set_epoch(epoch) before each"
+)
+_OTHER_NUMBERS = (
+    "the script begins an epoch in its middle, and the workers of its DataLoader draw other numbers than without the "
+    "restart: skip the batches that it has given if they draw any"
+)
+
 
 class OpenEpochs:
     """`OpenEpochs` is what a run knows of its script's DataLoaders, for its snapshots and after one was taken over."""
@@ -57,10 +66,11 @@ class OpenEpochs:
         self._skips = True  # as far as is known
         self._trained: list[Any] = []  # marks of loaders in whose epochs the script has trained
         self._untrained: list[LoaderEpoch] | None = None  # begun since a state was taken over, until the script trains
-        self._is_told_of_look = self._is_told_of_workers = False
+        self._is_told_of_look = False
         self._behind_last: list[list[Any]] = []  # marks of those of which the script has just skipped an epoch's last
         self._has_been_back = False  # at the place at which that state was asked for, since it was taken over
         self._skipping: dict[str, Any] = {}  # where the generators were then, if an epoch was still to be skipped
+        self._wrong = ""  # with where the script goes on, if it trains there
         self._left: Counter[tuple[Any, ...]] = Counter()  # by mark, how many of those the script has left
         self._own, self._looks = OwnGenerators(), Looks()
         watch_batches(self)
@@ -378,12 +388,8 @@ class OpenEpochs:
         self._generators.set(of.read if is_last and epoch.reads else self._moment)
         epoch.read = self._generators.states() if epoch.reads else {}
         epoch.is_at_last = is_last
-        if not epoch.reads and not self._is_told_of_workers:
-            self._is_told_of_workers = True
-            _tell(
-                "the script begins an epoch in its middle, and the workers of its DataLoader draw other numbers than "
-                "without the restart: skip the batches that it has given if they draw any"
-            )
+        if not epoch.reads:
+            self._wrong = _OTHER_NUMBERS
 
     def behind_batch(self, epoch: LoaderEpoch, number: int) -> None:
         """When the script has had of all what it had before, it is where the state was kept."""
@@ -397,6 +403,7 @@ class OpenEpochs:
             epoch.is_at_last = False
             self._generators.set(self._moment)
         if (earlier := self._last_again(epoch, number)) is not None:
+            self._wrong = "" if self._has_gradients() or epoch.has_order_of(earlier) else _OTHER_ORDER
             self._had_all_of(earlier)
         elif number == epoch.mark[0] and self._may_be_at_state(epoch):
             self._generators.set(self._moment)  # what the script draws before it begins the next one counts
@@ -474,6 +481,9 @@ class OpenEpochs:
             each.trained = each.given
         if self._untrained is None or is_initialising(optimizer):
             return
+        if self._wrong:
+            _tell(self._wrong)
+            self._wrong = ""
         self._untrained, self._had = None, []
         self._left.clear()
         self._own.before_step()
