@@ -156,11 +156,16 @@ def test_ranks_go_on_from_what_one_process_saved(in_place: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_all_begin_from_memory_if_all_are_lost(in_place: Any, undisturbed: str) -> None:
+@pytest.mark.parametrize(("every", "kept"), [(4, 12), (5, 10)])  # at the end of an epoch, and in its middle
+def test_all_begin_from_memory_if_all_are_lost(in_place: Any, undisturbed: str, every: int, kept: int) -> None:
     chaos = ("--unicron-chaos=kill:rank=1,step=15",)
-    job = in_place(*OFTEN, "--snapshot-every=4", "--kill=0:14", options=chaos)
+    job = in_place(*OFTEN, f"--snapshot-every={every}", "--kill=0:14", options=chaos)
     assert job.process.returncode == 0, job.out + job.err
-    assert "All ranks go on from step 12, from the memory of their hosts." in job.err
+    assert f"All ranks go on from step {kept}, from the memory of their hosts." in job.err
+    epochs = len(lines_of(undisturbed, "evaluated"))
+    assert lines_of(job.out, "batches") == [
+        f"batches {23 * epochs} {23 * epochs}"
+    ]  # of 46 batches two ranks have 23 each
     theirs = steps_of(undisturbed)
     for step, line in re.findall(r"^step (\d+) (\{.*\})$", job.out, re.MULTILINE):
         assert ast.literal_eval(line) == pytest.approx(theirs[int(step)], rel=1e-4, abs=1e-5), f"step {step}"

@@ -59,6 +59,8 @@ class Classifier(pl.LightningModule):
         self.net = nn.Sequential(nn.Linear(INPUTS, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, KINDS))
         if not asked.batch_norm:
             self.net[1] = nn.LayerNorm(16)
+        self.register_buffer("begun", torch.zeros((), dtype=torch.long))
+        self.register_buffer("ended", torch.zeros((), dtype=torch.long))
 
     def _loss(self, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
@@ -91,8 +93,13 @@ class Classifier(pl.LightningModule):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_train_batch_start(self, *_: Any) -> None:
-        """Kill this rank before a step."""
+        """Count a batch, and kill this rank before a step."""
+        self.begun += 1
         self._die(self.asked.kill)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Count it."""
+        self.ended += 1
 
     def on_save_checkpoint(self, checkpoint: Any) -> None:
         """Kill this rank in a save."""
@@ -155,6 +162,8 @@ class Say(Callback):
         metrics = {name: float(each) for name, each in sorted(trainer.callback_metrics.items()) if "step" not in name}
         metrics.pop("loss", None)
         self._write(trainer, f"end {trainer.global_step} {trainer.current_epoch} {metrics}")
+        module = trainer.lightning_module
+        self._write(trainer, f"batches {int(module.begun)} {int(module.ended)}")
         for each in trainer.checkpoint_callbacks:
             self._write(trainer, f"best {Path(each.best_model_path).name} {sorted(each.best_k_models.values())}")
 

@@ -47,6 +47,46 @@ def schedule(_: dict[str, Any], scheduler: Any) -> None:
     scheduler.step()
 
 
+class Momentum(nn.Module):
+    """`Momentum` moves an average of its layer towards it in each forward pass, as MoCo's does, by ``how``."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer, self.average = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(requires_grad=False)
+        self._how = how
+
+    def move(self) -> None:
+        for own, average in zip(self.layer.parameters(), self.average.parameters(), strict=True):
+            if self._how == "data":
+                average.data = average.data * 0.9 + own.data * 0.1
+            elif self._how == "in place":
+                with torch.no_grad():
+                    average.mul_(0.9).add_(own, alpha=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) - self.average(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_within", "told"),
+    [("data", True, 1), ("in place", True, 1), ("not at all", True, 0), ("data", False, 0), ("in place", False, 0)],
+)
+def test_parameters_that_a_forward_pass_changes_are_told_of(
+    how: str, is_within: bool, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Momentum(how)
+    optimizer = torch.optim.SGD(model.layer.parameters(), 0.1)
+    for step in Run(model=model, optimizer=optimizer).steps(4, 2):
+        for _ in step:
+            if is_within:
+                model.move()
+            step.backward(model(torch.ones(3, 2)).sum())
+        optimizer.step()
+        if not is_within:
+            model.move()
+    assert capsys.readouterr().err.count(f"unicron: model (its parameters) {SAID}") == told
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 @pytest.mark.parametrize(
     ("change", "name"), [(count, "seen"), (add, "seen"), (nested, "seen"), (schedule, "scheduler")]

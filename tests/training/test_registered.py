@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from unicron_elastic.training.registered import Registered
+from unicron_elastic.training.registered import Registered, to_tell
 
 
 def test_an_average_that_was_made_for_inference_takes_a_state_over() -> None:
@@ -171,3 +172,8 @@ def test_a_dict_of_what_has_a_state_of_its_own_is_refused_at_once() -> None:
     optimizers = {"first": torch.optim.SGD(net.parameters(), lr=0.1)}
     with pytest.raises(TypeError, match=r"optimizers\['first'\] is a SGD, .* as Run\(\.\.\., first=\.\.\.\)"):
         Registered({"net": net, "optimizers": optimizers})
+
+
+def test_people_are_not_told_of_what_follows_the_first_rank() -> None:
+    objects = {"lightning": SimpleNamespace(follows_first=True), "ema": SimpleNamespace()}
+    assert to_tell(["lightning", "ema"], objects) == ["ema"]

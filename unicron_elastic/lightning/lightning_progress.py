@@ -15,6 +15,8 @@ class LightningProgress:
     Who has the samples of the epoch in another order than the state that it is given refuses it.
     """
 
+    follows_first = True  # in the middle of an epoch the others have not yet what it has saved and found best
+
     def __init__(self, trainer: Any, order: SampleOrder, exchange: LogExchange, steps_per_epoch: int) -> None:
         self._trainer = trainer
         self._order = order

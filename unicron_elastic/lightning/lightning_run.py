@@ -124,14 +124,21 @@ class LightningRun:
             raise WrongUseError(refused(words))
         if not turns:
             self.agree()  # on the order of the epoch's samples, and on what its end has brought
+        if not turns % trainer.accumulate_grad_batches:
+            self._take_next()
+
+    def _take_next(self) -> None:
+        """Go on to the run's next step, which is kept as it is before the hooks of its first batch are called."""
+        if self._is_taken:
+            self._step = next(self._steps, None)
+            self._is_taken = False
 
     def _compute_turn(self) -> torch.Tensor | None:
         """Make the run's step if it is the last batch that is accumulated; return the mean loss of all ranks."""
         trainer = self._trainer
         if not is_step_made(trainer):
             return None
-        if self._is_taken:
-            self._step = next(self._steps, None)
+        self._take_next()
         self._is_taken = True
         step = self._step
         if step is None or step.number != trainer.global_step:
@@ -182,7 +189,7 @@ class LightningRun:
         """Leave the others when all have made the last step; where all stop before, they end in it."""
         self.agree()
         if self._is_open and self._trainer.global_step >= self._total():
-            next(self._steps, None)
+            self._take_next()
         self.close()
 
     def close(self) -> None:

@@ -86,7 +86,7 @@ from unicron_elastic.training.inner_changes import InnerChanges
 from unicron_elastic.training.micro_batch_counts import MicroBatchCounts
 from unicron_elastic.training.object_share import OBJECT, ObjectShare
 from unicron_elastic.training.of_launcher import of_launcher
-from unicron_elastic.training.registered import MODEL, Registered, ValuesOfScript, about_unlike
+from unicron_elastic.training.registered import MODEL, Registered, ValuesOfScript, about_unlike, to_tell
 from unicron_elastic.training.replica_driver import ReplicaDriver, Result
 from unicron_elastic.training.replicas import Replicas
 from unicron_elastic.training.shard.in_shards import InShards, not_served
@@ -908,8 +908,8 @@ class Engine:
         unlike = [
             name for name, digest in all_digests[source].items() if any(e.get(name) != digest for e in all_digests)
         ]
-        if unlike and assembly.rank == source:
-            sys.stderr.write(f"unicron: {about_unlike(unlike, source)}.\n")
+        if (told := to_tell(unlike, self._objects.objects)) and assembly.rank == source:
+            sys.stderr.write(f"unicron: {about_unlike(told, source)}.\n")
         return unlike
 
     def _transfer(self, command: MoveState, unlike: list[str], received: list[Any]) -> None:

@@ -8,21 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
+from unicron_elastic.compat.tensors import changes_of, local_of
 from unicron_elastic.state.digest import digest_of
 
 _STEPS = 2  # the first ones of a process: what a script does there it does in each
 
 
 class InnerChanges:
-    """`InnerChanges` looks at the dicts and schedulers of ``objects`` before the micro-batches of a step and behind."""
+    """`InnerChanges` looks at ``objects`` before the micro-batches of a step and behind them.
+
+    At dicts, at schedulers, and at how often the parameters of modules were changed in place or replaced by ``.data``.
+    """
 
     def __init__(self, objects: Mapping[str, Any], dicts: type) -> None:
         """``dicts``: the class of what stands for a dict of the script's."""
         self._objects: dict[str, Any] = {
             name: each for name, each in objects.items() if isinstance(each, (dicts, LRScheduler))
         }
+        self._modules = {name: each for name, each in objects.items() if isinstance(each, nn.Module)}
         self._left = _STEPS
         self._before: dict[str, int] = {}
 
@@ -49,7 +56,16 @@ class InnerChanges:
 
     def _digests(self) -> dict[str, int]:
         try:
-            return {name: digest_of(each.state_dict()) for name, each in self._objects.items()}
+            found = {name: digest_of(each.state_dict()) for name, each in self._objects.items()}
+            return found | {f"{name} (its parameters)": _moved(each) for name, each in self._modules.items()}
         except Exception:  # what cannot be sent is told elsewhere, by name
             self._left = 0
             return {}
+
+
+def _moved(module: nn.Module) -> int:
+    """Return another number when its parameters have been changed; 0 of one that is sharded, which moves them."""
+    parameters = [each for each in module.parameters() if not is_lazy(each)]
+    if any(local_of(each) is not each for each in parameters):
+        return 0
+    return hash(tuple((each.data_ptr(), changes_of(each)) for each in parameters))

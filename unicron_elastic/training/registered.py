@@ -238,6 +238,11 @@ def _name(error: Exception, name: str) -> None:
         error.args = (f"{name}: {error.args[0]}",)
 
 
+def to_tell(unlike: Sequence[str], objects: Mapping[str, Any]) -> list[str]:
+    """Return those names of which people are told: what ``follows_first`` is the first rank's whenever ranks agree."""
+    return [name for name in unlike if not getattr(objects[name], "follows_first", False)]
+
+
 def about_unlike(names: Sequence[str], rank: int) -> str:
     """Return what people are told of what was not the same on all ranks when they began."""
     *first, last = names

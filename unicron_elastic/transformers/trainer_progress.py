@@ -18,6 +18,8 @@ class TrainerProgress:
     order than the state that it is given refuses it.
     """
 
+    follows_first = True  # others take over what it has logged and found best where all agree
+
     def __init__(self, trainer: Any, order: SampleOrder, steps_per_epoch: int) -> None:
         self._trainer = trainer
         self._order = order
