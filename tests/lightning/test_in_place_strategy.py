@@ -65,6 +65,7 @@ def test_it_trains_as_the_plain_trainer_does(tmp_path: Path, schedule: str) -> N
         {"max_steps": 7, "max_epochs": -1},
         {"limit_train_batches": 3},
         {"val_check_interval": 6},
+        {"val_check_interval": 5},  # within a step
         {"precision": "bf16-mixed", "max_epochs": 1},
         {"precision": "64-true", "max_epochs": 1},
         {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value", "max_epochs": 1},

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from unicron_elastic import Run
-from unicron_elastic.training.wrapped.registered_by import registered_by
+from unicron_elastic.training.wrapped.registered_by import OF_LOOP, registered_by
 
 
 def accelerator(**parts: Any) -> Any:
@@ -50,7 +50,8 @@ def test_a_state_of_before_and_one_for_a_loop_in_place_can_be_read() -> None:
     kept = Run.of(of_before).state_dict()
     Run(model=model).load_state_dict(kept)
     assert model.weight.equal(of_before._models[0].weight)
-    del kept["state"]["accelerator"]
+    (name,) = OF_LOOP
+    del kept["state"][name]
     other = accelerator(_models=[model], step=2)
     Run.of(other).load_state_dict(kept)
     assert other.step == 2

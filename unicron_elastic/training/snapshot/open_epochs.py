@@ -166,7 +166,7 @@ class OpenEpochs:
         )
         self._own.load_state_dict(state.get("own", []))
         self._looks.load_state_dict(state.get("looks", []))
-        self._has_been_back, self._skipping, self._behind_last = False, {}, []
+        self._has_been_back, self._skipping, self._behind_last, self._wrong = False, {}, [], ""
         self._left.clear()
         self._trained, self._untrained, self._moment = list(state.get("trained", [])), [], self._generators.states()
         if self._skips and all(each.began for each in epochs):

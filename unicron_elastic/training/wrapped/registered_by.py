@@ -8,7 +8,8 @@ from torch import nn
 
 from unicron_elastic.training.wrapped.engine_progress import is_engine, parts_of_engine
 
-OF_LOOP = frozenset({"accelerator"})  # the names of what one kind of loop counts, and another one does not have
+_ACCUMULATION = "accumulation_of_accelerate"
+OF_LOOP = frozenset({_ACCUMULATION})  # what one kind of loop counts, and another one has not
 _PARTS = ("_models", "_optimizers", "_schedulers", "_custom_objects")
 
 
@@ -56,7 +57,7 @@ def registered_by(accelerator: Any) -> dict[str, Any]:
     if accelerator.scaler is not None:
         found["scaler"] = accelerator.scaler
     if not hasattr(accelerator, "options_of_run"):  # in place each rank counts its own
-        found["accelerator"] = Accumulation(accelerator)
+        found[_ACCUMULATION] = Accumulation(accelerator)
     return found | {f"registered_{number}": each for number, each in enumerate(others)}
 
 
