@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from unicron_elastic.state.pull.server import Unsendable
-from unicron_elastic.training.group.arrival import MISFITS_MAX, Arrival
+from unicron_elastic.training.group.arrival import Arrival
 from unicron_elastic.training.group.handover import NotTakenError
 from unicron_elastic.training.group.sendable import NotSendableError
 from unicron_elastic.training.group.servant import Servant
@@ -130,15 +130,36 @@ class Asked:
         return Invitation(sources=({"name": "n0"},), key="00")
 
 
-def test_a_state_that_does_not_fit_is_copied_anew_before_that_is_believed() -> None:
-    def fetched(*_: object) -> None:
-        raise NotTakenError("the others' state does not fit")
+class Copied:
+    """A handover that has taken a state over."""
+
+    taken_until, taken_step = 9, 3
+
+
+@pytest.mark.parametrize(
+    ("fetched", "left", "why"),
+    [
+        (["first", "second", "third", "fourth"], ["fourth"], "first"),
+        (["first", "a state", "third"], ["third"], ""),
+        (["first", None, "third"], ["third"], "first"),  # whoever had it is gone
+        ([None, "second"], ["second"], ""),
+    ],
+)
+def test_a_state_that_does_not_fit_is_copied_anew_before_that_is_believed(
+    fetched: list[Any], left: list[Any], why: str
+) -> None:
+    def fetch(*_: object) -> Any:
+        if (now := fetched.pop(0)) in ("first", "second", "third", "fourth"):
+            raise NotTakenError(now)
+        return now
 
     membership: Any = Asked()
-    handover: Any = None
-    arrival = Arrival(membership, handover, fetched)
+    handover: Any = Copied()
+    arrival = Arrival(membership, handover, fetch)
     arrival.ask(is_again=False)
-    for _ in range(MISFITS_MAX - 1):
-        assert not arrival.copy().is_refused  # type: ignore[union-attr]
-    with pytest.raises(NotTakenError):
+    if why:
+        with pytest.raises(NotTakenError, match=why):
+            arrival.copy()
+    else:
         arrival.copy()
+    assert fetched == left

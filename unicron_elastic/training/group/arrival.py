@@ -38,7 +38,6 @@ class Arrival:
         self._fetched: Pulled | None = None  # its source waits
         self._pause_s = ASK_AGAIN_S
         self._refused: str | None = None  # why
-        self._misfits = 0
 
     @property
     def was_newcomer(self) -> bool:
@@ -62,18 +61,28 @@ class Arrival:
         """
         assert self._invitation is not None
         try:
-            self._fetched = self._fetch(self._registered, self._invitation)
-        except NotTakenError:
-            self._misfits += 1
-            if self._misfits == MISFITS_MAX:
-                raise
-            return NotCopied()
+            self._fetched = self._fetch_fitting(self._invitation)
         except NotGivenError as error:
             self.is_refused(str(error))
             return NotCopied(is_refused=True)
         if self._fetched is None:
             return NotCopied()
         return Copied(self._registered.taken_until, self._registered.taken_step)
+
+    def _fetch_fitting(self, invitation: Invitation) -> Pulled | None:
+        """Fetch the state anew while it does not fit; say of the first one why it does not, if it never does."""
+        misfit: NotTakenError | None = None
+        for _ in range(MISFITS_MAX):
+            try:
+                fetched = self._fetch(self._registered, invitation)
+            except NotTakenError as error:
+                misfit = misfit or error
+            else:
+                if fetched is None and misfit is not None:
+                    break
+                return fetched
+        assert misfit is not None
+        raise misfit
 
     def tell_copied(self) -> bool:
         """Tell the agent of the state that was copied; false if there is none."""
