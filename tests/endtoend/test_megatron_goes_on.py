@@ -226,6 +226,8 @@ def _train(launcher: Any, name: str, *strikes: str, worlds: tuple[int, ...]) -> 
 
 
 def _assert_trained_alike(found: Outcome, expected: Outcome) -> None:
+    known = {key: expected.losses[key] for key in found.losses}  # first, as they show where it went wrong
+    assert found.losses == (known if found.is_exact else pytest.approx(known, rel=RELATIVE_LOSS))
     for rank, final in found.finals.items():
         assert final["steps"] == STEPS
         for key in found.shared:
@@ -236,8 +238,6 @@ def _assert_trained_alike(found: Outcome, expected: Outcome) -> None:
         off = (found.parameters(rank) - wanted).norm() / wanted.norm()
         most = 0.0 if found.is_exact else RELATIVE_L2
         assert off <= most, f"the parameters of rank {rank} are off by {off:.1e}"
-    known = {key: expected.losses[key] for key in found.losses}
-    assert found.losses == (known if found.is_exact else pytest.approx(known, rel=RELATIVE_LOSS))
 
 
 def _assert_went_on(found: Outcome, *strikes: str) -> None:
