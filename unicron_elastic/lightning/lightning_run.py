@@ -138,7 +138,6 @@ class LightningRun:
         trainer = self._trainer
         if not is_step_made(trainer):
             return None
-        self._take_next()
         self._is_taken = True
         step = self._step
         if step is None or step.number != trainer.global_step:

@@ -34,7 +34,7 @@ class Servant:
         run: Stateful,
         gate: StateGate,
         where: Callable[[], tuple[int, int]],
-        is_whole: Callable[[], bool] = lambda: True,
+        is_whole: Callable[[], bool],
         *,
         patience_s: float = WHOLE_TIMEOUT_S,
     ) -> None:
