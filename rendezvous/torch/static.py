@@ -37,7 +37,7 @@ class StaticRendezvous(FreshStoreRendezvous):
     def __init__(self, inner: RendezvousHandler, place: tuple[str, int, int], timeout_s: float) -> None:
         """``place``: where the nodes meet, "host:port", this one's rank, and how many they are."""
         where, self._rank, self._nodes = place
-        super().__init__(PlainRendezvous(inner), where.rpartition(":")[0], timeout_s)
+        super().__init__(inner, where.rpartition(":")[0], timeout_s)
         self._shared: Store | None = None
         self._round = 0
         self._store_of_workers: tuple[str, int] | None = None
@@ -97,7 +97,7 @@ class StaticRendezvous(FreshStoreRendezvous):
 
     def _meet(self) -> RendezvousInfo:
         if self._shared is None:
-            self._info = self._handler.next_rendezvous()
+            self._info = PlainRendezvous.next_rendezvous(self)  # which says for whom it waits
             self._shared = self._info.store
             is_first_agent = self._shared.add(f"unicron/agents/{self._rank}", 1) == 1
             self._round = 0 if is_first_agent else self._latest()

@@ -256,6 +256,13 @@ def test_the_others_go_on_and_the_replacement_joins(
     _assert_went_on(found, strike)
 
 
+def test_the_replacement_draws_what_the_lost_one_drew(launcher: Any, undisturbed: Undisturbed) -> None:
+    """It is seeded otherwise, and computes micro-batches of the last step, as it joined before."""
+    found = _train(launcher, "exact dropout", "1:0:backward:kill", worlds=(3, 3))
+    _assert_trained_alike(found, undisturbed("exact dropout"))
+    _assert_went_on(found, "1:0:backward:kill")
+
+
 @pytest.mark.parametrize(
     ("name", "strikes"),
     [

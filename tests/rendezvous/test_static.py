@@ -74,7 +74,7 @@ def test_the_first_round_is_as_torch_has_it_and_each_later_one_has_a_store_of_it
         store.set("address of rank 0", "")
         ports.append(port)
     assert len(set(ports)) == 3
-    assert ports[0] == int(nodes[0]._handler._handler.master_port), "--master-port"
+    assert ports[0] == int(nodes[0]._handler.master_port), "--master-port"
 
 
 def test_a_node_waits_for_the_others_who_learn_that_it_does(

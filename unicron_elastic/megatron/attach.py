@@ -25,7 +25,7 @@ from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.checkpoint import Ranks, save
 from unicron_elastic.megatron.groups import Groups, Unsupported
 from unicron_elastic.megatron.members import Members, device_of
-from unicron_elastic.megatron.random_states import RandomStates
+from unicron_elastic.megatron.random_states import RANDOM_STATES, RandomStates
 from unicron_elastic.megatron.run import MegatronRun
 from unicron_elastic.megatron.sharded import OptimizerSettings, Sharded
 from unicron_elastic.megatron.state import State
@@ -46,6 +46,8 @@ class ForwardBackward:
         state: dict[str, Any],
         run: MegatronRun,
         micro_batch: Callable[[int, int], Any],
+        *,
+        random_states: RandomStates,
     ) -> None:
         self._chunks = chunks
         self._optimizer = optimizer
@@ -53,7 +55,7 @@ class ForwardBackward:
         self._run = run
         self._micro_batch = micro_batch
         self._passes = get_forward_backward_func()
-        self._random_states = RandomStates(chunks, device_of(chunks))
+        self._random_states = random_states
         self._tokens = 0
 
     @property
@@ -167,11 +169,13 @@ def attach(
         to_agent.on_serve = None
         to_agent.joins_end, to_agent.must_break = True, members.must_break
     finalize = config.finalize_model_grads_func or finalize_model_grads
+    random_states = RandomStates(chunks, device_of(chunks))
+    kept = {**others, RANDOM_STATES: random_states}
     sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
     run = MegatronRun(
         members=members,
         buckets=Buckets(chunks, members.waiter, groups.keep, is_wide=reproducible),
-        state=State(chunks, optimizer if sharded is None else OptimizerSettings(sharded), others),
+        state=State(chunks, optimizer if sharded is None else OptimizerSettings(sharded), kept),
         finish=lambda: finalize(chunks, None),
         counts_tokens=parallel_state.is_pipeline_last_stage(ignore_virtual=True)
         and parallel_state.get_tensor_model_parallel_rank() == 0,
@@ -181,7 +185,7 @@ def attach(
         sharded=sharded,
         is_reproducible=reproducible,
     )
-    forward_backward = ForwardBackward(chunks, optimizer, others, run, micro_batch)
+    forward_backward = ForwardBackward(chunks, optimizer, others, run, micro_batch, random_states=random_states)
     config.finalize_model_grads_func = forward_backward.note_tokens
     optimizer.step = partial(_step, run, optimizer.step)
     optimizer.get_grad_norm = partial(run.norm, optimizer.get_grad_norm)

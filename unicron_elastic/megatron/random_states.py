@@ -16,8 +16,9 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from torch import Tensor
 
-from unicron_elastic.training.step.randomness import Generators
+from unicron_elastic.training.step.randomness import Generators, packed, unpacked
 
+RANDOM_STATES = "random states"  # the name that they have in the state of a run
 _SHARED = "data-parallel-rng"  # the state of what all ranks of a tensor-parallel group draw alike
 _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)  # odd, of step to stage
 _SEED_BYTES = 8  # with which the states of generators begin, on the CPU and on GPUs
@@ -32,6 +33,19 @@ class RandomStates:
         self._chunks = chunks
         self._generators = Generators(device)
         self._stage = 1 + parallel_state.get_pipeline_model_parallel_rank()  # 0: of a state with a name
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where they are, between passes: a replacement may be seeded otherwise, and is to draw as the others.
+
+        A micro-batch goes by the seeds alone; what the script draws itself goes on from there.
+        """
+        named = {name: _state_of(each) for name, each in get_cuda_rng_tracker().get_states().items()}
+        return {"own": packed(self._generators.states()), "named": named}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what another rank of this seat gave."""
+        self._generators.set(unpacked(state_dict["own"]))
+        _put(get_cuda_rng_tracker(), state_dict["named"])
 
     @contextmanager
     def seeding(self, forward_step: ForwardStep, step: int, indices: Sequence[int]) -> Iterator[ForwardStep]:
