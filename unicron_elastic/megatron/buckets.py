@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from unicron_elastic.engine.transport.waiter import Waiter
+from unicron_elastic.engine.transport.waiter import AbandonedError, Waiter
 from unicron_elastic.megatron.rebuilding import Sums
 from unicron_elastic.training.group.assembly import BROKEN
 
@@ -115,6 +115,17 @@ class Buckets:
         for number in range(self.count):
             self._keep(number)
 
+    def change_reduced(self, call: Callable[[], object]) -> None:
+        """Have ``call`` change the reduced gradients, with others and without a time-out. Raises what it raises.
+
+        AbandonedError: it has not ended, though its collectives are broken, and may still write to where they were.
+        """
+        try:
+            self._waiter.call(call)
+        except AbandonedError:
+            self._leave_memory()
+            raise
+
     def restore_reduced(self) -> None:
         """Restore the sums as ``keep_reduced`` found them."""
         for number in self.done:
@@ -132,8 +143,7 @@ class Buckets:
         works = [work for handle in handles for work in getattr(handle, "works", ())]
         have_ended = [self._waiter.has_ended(work, minds_time_out=not self._scatters) for work in works]
         if not all(have_ended):
-            self._on_abandon()
-            self._sums.renew()
+            self._leave_memory()
         for number in broken:
             self._groups[number].grad_reduce_handle = None
             self._take_back(number)
@@ -158,6 +168,11 @@ class Buckets:
         for bucket in self._groups[number].buckets:
             transfer(bucket.grad_data)
         self.done.add(number)
+
+    def _leave_memory(self) -> None:
+        """Take other memory for the sums: something that was given up may still write to where they are."""
+        self._on_abandon()
+        self._sums.renew()
 
     # -- in the place of Megatron's ------------------------------------------------------------------------------------
 

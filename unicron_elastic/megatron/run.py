@@ -383,7 +383,7 @@ class MegatronRun:
         return [*events, broke] if broke else events
 
     def _sum_within(self) -> None:
-        self._members.waiter.call(_without_gradients(self._finish_replica))  # Megatron-Core waits without a time-out
+        self._buckets.change_reduced(_without_gradients(self._finish_replica))
         if self._sharded is not None:
             self._sharded.exchange_gradients()
 
