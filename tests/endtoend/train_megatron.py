@@ -277,6 +277,7 @@ def train(asked: argparse.Namespace, strikes: Strikes) -> None:
     run = forward_backward._run
     strikes.step = lambda: run.step if run.has_state else -1
     losses: dict[int, dict[int, float]] = {}
+    behind: dict[int, str] = {}  # each optimizer step, the parameters
     while not forward_backward.is_over:
         for chunk in model:
             chunk.zero_grad_buffer()
@@ -293,11 +294,12 @@ def train(asked: argparse.Namespace, strikes: Strikes) -> None:
         )
         losses.setdefault(forward_backward.step, {}).update(reports)
         optimizer.step()
+        behind[forward_backward.step] = digest([parameter for chunk in model for parameter in chunk.parameters()])
         scheduler.step(increment=1)
         strikes.at("between")
         if asked.evaluate:
             evaluate(asked, forward_backward, model)
-    tell(model, optimizer, scheduler, {"steps": forward_backward.step, "losses": losses})
+    tell(model, optimizer, scheduler, {"steps": forward_backward.step, "losses": losses, "behind": behind})
 
 
 def evaluate(asked: argparse.Namespace, forward_backward: Any, model: list[Any]) -> None:
@@ -348,7 +350,9 @@ def tell(model: list[Any], optimizer: Any, scheduler: Any, result: dict[str, Any
 
 def digest(tensors: list[Tensor]) -> str:
     """Of their bits."""
-    return hashlib.sha256(b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(tensor.detach().contiguous().numpy().tobytes() for tensor in tensors)).hexdigest()[
+        :16
+    ]
 
 
 def refuse(*_: Any, **__: Any) -> None:

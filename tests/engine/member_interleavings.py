@@ -142,6 +142,8 @@ class MemberProcess(NamedTuple):
     computed: int = 0  # micro-batches of which the tokens are counted here
     params: int = 0
     has_stepped: bool = False  # the optimizer's own part, since gradients were whole
+    is_mixed: bool = False  # of the parameters it has made the step with its own part alone
+    confirmed_by: frozenset[str] = frozenset()  # processes that came with it to the end of its latest step
     pending: Pending | None = None
     round: tuple[int, int] = (0, 0)
     counts: tuple[tuple[Any, int], ...] = ()
@@ -253,6 +255,8 @@ class MemberMove(interleavings.Move):
 
     def give_to_script(self, name: str, command: ReplicaCommand) -> None:
         process = self.processes[name]
+        if process.is_mixed:
+            raise Broken(f"the script of {name} is given parameters of which a part is of the step before")
         match command:
             case Compute(indices=indices, may_reduce=may_reduce):
                 is_first = all(not any(data) for data, _ in process.sums if data != GARBAGE)
@@ -387,6 +391,8 @@ class MemberMove(interleavings.Move):
             case SumWithin(keeps=keeps):
                 self.sum_within(name, keeps=keeps)
             case Confirm():
+                names = [each.name for each in process.replica.met.members]
+                self.update(name, confirmed_by=frozenset(names[each] for each in everybody))
                 self.arrive(name, "confirmed", [(everybody, ("confirm", process.params), None)])
             case Gather():
                 self.arrive(name, "gathered", [(everybody, ("end",), None)])
@@ -499,7 +505,13 @@ class MemberMove(interleavings.Move):
         self.finish_step(name, member)
 
     def finish_step(self, name: str, member: ReplicaMember) -> None:
-        self.update(name, params=self.processes[name].params + 1, has_stepped=False)
+        is_apart = member.record.standing is Standing.APART
+        self.update(
+            name,
+            params=self.processes[name].params + 1,
+            has_stepped=False,
+            is_mixed=self.bounds.is_sharded and is_apart,
+        )
         if member.step + 1 == self.bounds.steps:
             self.made |= {member.seat}
         self.post(name, StepMade())
@@ -571,6 +583,7 @@ class MemberMove(interleavings.Move):
             case "learned", _:
                 self.post(name, NormFound(float(min(each for each in given.values() if each != UNLIKE))))
             case "settled", _:
+                self.update(name, is_mixed=False)
                 self.post(name, Settled(self.bounds.buckets))
             case "handed", (_, bucket, source):
                 if bucket not in member.work.done:
@@ -590,10 +603,18 @@ class MemberMove(interleavings.Move):
             case "averaged":
                 if set(given) != set(given.values()):
                     raise Broken(f"{name} is given a sum of {given}")
+                self.check_sum(name, given)
                 self.post(name, Averaged())
             case "gathered":
                 self.is_over = True
                 self.post(name, Gathered())
+
+    def check_sum(self, name: str, given: dict[int, Any]) -> None:
+        """All have given their share who have a share in the latest step."""
+        process = self.processes[name]
+        there = {process.replica.met.members[each].name for each in given}
+        if lost := process.confirmed_by - there:
+            raise Broken(f"{name} is given a sum without {sorted(lost)}")
 
     def end_within(self, name: str, given: dict[int, Any]) -> None:
         _, kept = self.processes[name].sums[0]
@@ -609,7 +630,7 @@ class MemberMove(interleavings.Move):
         if given[source] != step:
             raise Broken(f"{name} is given the state of step {given[source]} for that of step {step}")
         if member.rank != source:
-            self.update(name, params=step)
+            self.update(name, params=step, is_mixed=self.bounds.is_sharded)  # the source may have made it apart
         self.post(name, Moved())
 
     def add(self, name: str, indices: tuple[int, ...]) -> None:
@@ -903,6 +924,8 @@ def _ask(move: MemberMove, name: str, step: int) -> None:
 def _evaluate(move: MemberMove, name: str, step: int) -> None:
     move.update(name, evaluated=step)
     move.post(name, EvaluationAsked())
+    if move.bounds.seats == 1 and move.processes[name].pending is None:
+        raise Broken(f"{name} is given nothing to evaluate, and needs nobody for it")
 
 
 def _exit(move: MemberMove, name: str) -> None:

@@ -12,6 +12,8 @@ from unicron_elastic.engine.protocol import handle_member, replica_agreement
 
 LOSS = MemberBounds(2, 1, losses=1)
 REPLACED = MemberBounds(2, 1, steps=2, losses=1, newcomers=1)
+PARTS = MemberBounds(2, 1, steps=2, losses=1, is_sharded=True)
+ASKS = MemberBounds(2, 1, steps=2, losses=1, is_sharded=True, sums=True, evaluates=True)
 BREAK = MemberBounds(2, 1, breaks=1)
 PAIR_BREAKS = MemberBounds(1, 2, steps=2, breaks=1)
 PAIRS = MemberBounds(2, 2, losses=1, victims=(0,), first=4, window=3)
@@ -104,9 +106,27 @@ MEMBER_MUTANTS = (
     ),
     MemberMutant(
         "nobody waits at the end",
-        "        return _part(member)\n    return _meet_within(member)",
-        "        return _finish(member)\n    return _meet_within(member)",
+        "    if is_last:\n        return _part(member)",
+        "    if is_last:\n        return _finish(member)",
         PAIRS_AT_END,
+    ),
+    MemberMutant(
+        "a step that is made in a meeting goes back to the script at once",
+        "    if standing is not Standing.EVEN:\n        return _meet_at",
+        "    if standing is not Standing.EVEN and is_last:\n        return _meet_at",
+        PARTS,
+    ),
+    MemberMutant(
+        "a sum behind the last step lacks the share of who was lost behind its gradients",
+        "if isinstance(record, Finished) and member.work.confirmed_in != member.met_number:",
+        "if False:",
+        ASKS,
+    ),
+    MemberMutant(
+        "who needs nobody for an evaluation does not evaluate behind a loss",
+        "if record.standing is Standing.NEW or member.shape.seats == 1:",
+        "if record.standing is Standing.NEW:",
+        ASKS,
     ),
     MemberMutant(
         "who is stranded at the end does not ask whether it is over",

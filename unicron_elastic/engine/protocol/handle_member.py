@@ -12,7 +12,8 @@ what breaks there is made again, or the state taken of those who have made it.
 In each newer world all meet: they speak, lay out replicas, make their process groups, and do what the agreement says in
 as many rounds as it takes. Those who ``advance`` make the step before, which the others know to be whole, and then meet
 again; who is in no replica sits out until the next world. Any newer world ends what goes on in the one before, but for
-passes, which need nobody but the own replica.
+passes, which need nobody but the own replica. A step that is made in a meeting goes back to the script when all have
+met behind it: of a sharded optimizer's parameters each has its own part alone until then.
 """
 
 from __future__ import annotations
@@ -325,7 +326,7 @@ def _end_moving(member: ReplicaMember, record: Moving, _event: Moved) -> MemberA
         return _move(member, record.meeting, record.left[1:])
     drop = Drop(reason="what it had summed up was for another step")
     member = member._replace(step=_agreement(record.meeting).step, work=StepWork())
-    if record.meeting.spot is Spot.MAKING:
+    if record.meeting.spot in {Spot.MAKING, Spot.BETWEEN}:
         again = TakeAgain(reason="the step that the script makes is in the state that it has taken")
         return with_before(_end_making(member, Standing.APART), CLEAR, drop, again)
     return with_before(_meet(member, replace(record.meeting, has_state=True)), CLEAR, drop)
@@ -368,7 +369,12 @@ def _fill(
     if not left:
         dealt = _agreement(record).dealt
         note = NoteMeeting(dealt, reason="all who train are in one step with one state")
+        if record.spot is Spot.BETWEEN and member.step < member.until:
+            met = Stepping(Standing.MET, is_behind=False)
+            return with_before(_let_go(member, met, "the step is made, and all have met behind it"), note)
         return with_before(_go_on(member), note)
+    if record.spot is Spot.BETWEEN:
+        raise ProtocolError("nobody has a sum of a step before which others are")
     bucket, source, _ = left[0]
     reason = "a member has the sum of this bucket, and others in its seat need it"
     return member._replace(record=Handing(record, left)), (HandOver(bucket, source, None, reason=reason),)
@@ -391,11 +397,18 @@ def _give_up(member: ReplicaMember, record: Stranded, _event: OthersTrain) -> Me
 
 
 def _begin_step(member: ReplicaMember, record: Stepping, _event: StepBegun) -> MemberAnswer:
-    member = member._replace(work=StepWork(norm=member.work.norm))
+    if record.standing is Standing.MET and not member.needs_meeting:
+        return _go_on(member)
+    member = member._replace(work=_next_work(member))
     if record.standing is not Standing.EVEN or member.needs_meeting:
         return with_before(_meet_within(member, has_state=record.standing is not Standing.NEW), CLEAR)
     assigned = _share(member)
     return with_before(_go_on(member._replace(work=member.work._replace(assigned=assigned))), CLEAR)
+
+
+def _next_work(member: ReplicaMember) -> StepWork:
+    """Return the work of the next step, of which nothing is done."""
+    return StepWork(norm=member.work.norm, confirmed_in=member.work.confirmed_in)
 
 
 def _share(member: ReplicaMember) -> frozenset[int]:
@@ -428,11 +441,15 @@ def _go_on(member: ReplicaMember) -> MemberAnswer:
         sums = SumWithin(member.adds_within, reason="all buckets are reduced, and the members of a replica share some")
         return member._replace(record=SummingWithin(), work=work._replace(progress=progress)), (sums,)
     confirm = Confirm(reason="a step counts when all have all gradients")
-    return member._replace(record=Confirming()), (confirm,)
+    return member._replace(record=Confirming(), work=work._replace(confirmed_in=member.met_number)), (confirm,)
 
 
 def _meet_within(member: ReplicaMember, *, has_state: bool = True) -> MemberAnswer:
-    meeting = InMeeting(Spot.WITHIN, Talk.ALL, has_state=has_state)
+    return _meet_at(member, Spot.WITHIN, has_state=has_state)
+
+
+def _meet_at(member: ReplicaMember, spot: Spot, *, has_state: bool = True) -> MemberAnswer:
+    meeting = InMeeting(spot, Talk.ALL, has_state=has_state)
     return _meet(member, meeting) if member.is_connected else _await_newer(member, meeting)
 
 
@@ -504,17 +521,18 @@ def _note_norm(member: ReplicaMember, _record: Stepping | Making | Finished, eve
 
 
 def _end_step(member: ReplicaMember, record: Making, _event: StepMade) -> MemberAnswer:
-    member = member._replace(step=member.step + 1, work=StepWork(norm=member.work.norm))
+    member = member._replace(step=member.step + 1, work=_next_work(member))
     return with_before(_end_making(member, record.standing), CLEAR)
 
 
 def _end_making(member: ReplicaMember, standing: Standing) -> MemberAnswer:
     """Go on behind the optimizer's step, with the others if that was the last."""
-    if member.step < member.until:
-        return _let_go(member, Stepping(standing, is_behind=False), "the step is made")
-    if standing is Standing.EVEN:
+    is_last = member.step >= member.until
+    if standing is not Standing.EVEN:
+        return _meet_at(member, Spot.WITHIN if is_last else Spot.BETWEEN)
+    if is_last:
         return _part(member)
-    return _meet_within(member)
+    return _let_go(member, Stepping(standing, is_behind=False), "the step is made")
 
 
 def _part(member: ReplicaMember) -> MemberAnswer:
@@ -534,8 +552,7 @@ def _finish(member: ReplicaMember) -> MemberAnswer:
 
 
 def _parted(member: ReplicaMember) -> TellParted:
-    number = 0 if member.met is None else member.met.number
-    return TellParted(number, member.until, reason="nobody needs this member any more")
+    return TellParted(member.met_number, member.until, reason="nobody needs this member any more")
 
 
 def _begin_no_step(member: ReplicaMember, record: Finished, _event: StepBegun) -> MemberAnswer:
@@ -546,6 +563,8 @@ def _ask_mean(member: ReplicaMember, record: Stepping | Finished, _event: MeanAs
     if record.standing is not Standing.EVEN or member.needs_meeting:
         own = ReturnMean(is_own=True, reason="it has not met the others, who may be elsewhere")
         return member, (own,)
+    if isinstance(record, Finished) and member.work.confirmed_in != member.met_number:
+        return member, (ReturnMean(is_own=True, reason="who was lost behind the last gradients cannot give its share"),)
     return member._replace(record=Averaging(record)), (Average(reason="the script of each rank asks for it"),)
 
 
@@ -554,9 +573,19 @@ def _end_averaging(member: ReplicaMember, record: Averaging, _event: Averaged) -
 
 
 def _ask_evaluation(member: ReplicaMember, record: Stepping | Finished, _event: EvaluationAsked) -> MemberAnswer:
-    if isinstance(record, Stepping) and (record.standing is not Standing.EVEN or member.needs_meeting):
+    if isinstance(record, Stepping) and not _may_evaluate(member, record):
         return _let_go(member, record, "the other members of its replica may be elsewhere")
     return member._replace(record=Evaluating(record)), (Evaluate(reason="its replica is whole, as far as it knows"),)
+
+
+def _may_evaluate(member: ReplicaMember, record: Stepping) -> bool:
+    """Tell whether its parameters are good for passes, and all of its replica come to them, as far as it knows."""
+    if record.standing is Standing.NEW or member.shape.seats == 1:
+        return record.standing is not Standing.NEW
+    if record.standing is Standing.APART or not member.is_connected:
+        return False
+    heard = member.heard
+    return heard is None or not member.knows_newer or member._replace(record=Evaluating(record)).may_go_on(heard)
 
 
 def _end_evaluating(member: ReplicaMember, record: Evaluating, event: Evaluated) -> MemberAnswer:

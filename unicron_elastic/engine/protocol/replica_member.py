@@ -144,7 +144,8 @@ class StepWork(NamedTuple):
 
     ``assigned`` are the micro-batches of its replica, ``held`` those whose gradients it has summed up. ``done`` are the
     buckets that it has, reduced over all replicas. ``tokens`` are those of all micro-batches, once they are counted.
-    ``norm`` is that of the gradients of the step that was committed last, once it is known.
+    ``norm`` is that of the gradients of the step that was committed last, once it is known, and ``confirmed_in`` the
+    world in which all told each other last that they have all gradients of a step.
     """
 
     assigned: frozenset[int] = frozenset()
@@ -153,6 +154,7 @@ class StepWork(NamedTuple):
     progress: Progress = Progress.OPEN
     tokens: int | None = None
     norm: float | None = None
+    confirmed_in: int = 0
 
 
 class ReplicaMember(NamedTuple):
@@ -192,6 +194,11 @@ class ReplicaMember(NamedTuple):
     def number(self) -> int | None:
         """Return that of its replica among those who train; None: it waits."""
         return self.layout.replica_of(self.rank)
+
+    @property
+    def met_number(self) -> int:
+        """Return that of the world in which it met last; 0 for none."""
+        return 0 if self.met is None else self.met.number
 
     @property
     def has_state(self) -> bool:
