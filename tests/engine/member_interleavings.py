@@ -44,7 +44,6 @@ from unicron_elastic.engine.protocol.member_command import (
     Settle,
     SitOut,
     SumWithin,
-    TakeAgain,
 )
 from unicron_elastic.engine.protocol.member_event import (
     Confirmed,
@@ -245,7 +244,7 @@ class MemberMove(interleavings.Move):
                 self.update(name, pending=Pending("end?"))
             case Say(number=number, said=said):
                 self.speak(name, number, said, "said")
-            case TellReady() | TellBroke() | TellParted() | Disconnect() | NoteMeeting() | TakeAgain():
+            case TellReady() | TellBroke() | TellParted() | Disconnect() | NoteMeeting():
                 self.note(name, command)
             case Clear() | Drop() | Restore():
                 self.change_sums(name, command)
@@ -401,7 +400,7 @@ class MemberMove(interleavings.Move):
             case HandOver(bucket=bucket, source=source):
                 self.fill(name, bucket, source)
             case MoveState(source=source, to=(to,)):
-                given = process.params if process.replica.rank == source else None
+                given = (process.params, process.is_mixed) if process.replica.rank == source else None
                 self.arrive(name, "moved", [((source, to), ("state", source), given)])
             case FindNorm():
                 self.arrive(name, "learned", [(everybody, ("find norm",), process.params)])
@@ -627,10 +626,11 @@ class MemberMove(interleavings.Move):
     def end_move(self, name: str, source: int, given: dict[int, Any]) -> None:
         member = self.processes[name].replica
         step = member.record.meeting.agreement.step
-        if given[source] != step:
-            raise Broken(f"{name} is given the state of step {given[source]} for that of step {step}")
+        state, is_mixed = given[source]
+        if state != step:
+            raise Broken(f"{name} is given the state of step {state} for that of step {step}")
         if member.rank != source:
-            self.update(name, params=step, is_mixed=self.bounds.is_sharded)  # the source may have made it apart
+            self.update(name, params=step, is_mixed=is_mixed)
         self.post(name, Moved())
 
     def add(self, name: str, indices: tuple[int, ...]) -> None:
@@ -924,7 +924,8 @@ def _ask(move: MemberMove, name: str, step: int) -> None:
 def _evaluate(move: MemberMove, name: str, step: int) -> None:
     move.update(name, evaluated=step)
     move.post(name, EvaluationAsked())
-    if move.bounds.seats == 1 and move.processes[name].pending is None:
+    process = move.processes[name]
+    if move.bounds.seats == 1 and process.replica.has_state and process.pending is None:
         raise Broken(f"{name} is given nothing to evaluate, and needs nobody for it")
 
 

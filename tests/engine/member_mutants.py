@@ -14,6 +14,7 @@ LOSS = MemberBounds(2, 1, losses=1)
 REPLACED = MemberBounds(2, 1, steps=2, losses=1, newcomers=1)
 PARTS = MemberBounds(2, 1, steps=2, losses=1, is_sharded=True)
 ASKS = MemberBounds(2, 1, steps=2, losses=1, is_sharded=True, sums=True, evaluates=True)
+PAIR_EVALUATES = MemberBounds(1, 2, steps=2, breaks=1, is_sharded=True, evaluates=True)
 BREAK = MemberBounds(2, 1, breaks=1)
 PAIR_BREAKS = MemberBounds(1, 2, steps=2, breaks=1)
 PAIRS = MemberBounds(2, 2, losses=1, victims=(0,), first=4, window=3)
@@ -112,9 +113,15 @@ MEMBER_MUTANTS = (
     ),
     MemberMutant(
         "a step that is made in a meeting goes back to the script at once",
-        "    if standing is not Standing.EVEN:\n        return _meet_at",
-        "    if standing is not Standing.EVEN and is_last:\n        return _meet_at",
+        "if standing is not Standing.EVEN and (is_last or member.is_sharded):",
+        "if standing is not Standing.EVEN and is_last:",
         PARTS,
+    ),
+    MemberMutant(
+        "a member evaluates while the others of its replica are in the next step",
+        "Standing.MET if agreement.between.issuperset(member.layout.replicas[number]) else Standing.AMONG",
+        "Standing.MET",
+        PAIR_EVALUATES,
     ),
     MemberMutant(
         "a sum behind the last step lacks the share of who was lost behind its gradients",

@@ -163,6 +163,7 @@ SHORT = (
     MemberBounds(2, 1, steps=2, losses=1, newcomers=1),
     MemberBounds(2, 1, steps=2, losses=1, newcomers=1, is_sharded=True),
     MemberBounds(1, 2, steps=2, breaks=1),
+    MemberBounds(1, 2, steps=2, breaks=1, is_sharded=True, sums=True, evaluates=True),
     MemberBounds(2, 1, losses=1, buckets=2, sums=True, evaluates=True),
     MemberBounds(2, 1, steps=2, losses=1, is_sharded=True, sums=True, evaluates=True),
     MemberBounds(2, 1, enters=True, losses=1, hasty=True),
@@ -180,6 +181,7 @@ DEEP = (
     MemberBounds(1, 2, steps=2, breaks=2),
     *(MemberBounds(2, 2, losses=1, victims=(1,), first=first, window=4, is_sharded=True) for first in (2, 14, 26)),
     MemberBounds(2, 2, losses=1, newcomers=1, victims=(1,), first=10, window=1),
+    MemberBounds(2, 2, steps=2, losses=1, newcomers=1, victims=(1,), first=18, window=1, evaluates=True),
 )
 
 

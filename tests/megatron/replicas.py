@@ -209,10 +209,8 @@ class Rank:
     def scale_gradients(self, factor: Tensor) -> None:
         self.tokens = round(1 / float(factor))
 
-    def load_again(self) -> None:
+    def load_rest(self) -> None:
         """As State."""
-
-    load_again_later = load_again
 
     def mates(self) -> list[int]:
         """The ranks of its replica, by seat."""

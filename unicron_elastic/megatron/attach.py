@@ -195,7 +195,7 @@ def attach(
 def _step(run: MegatronRun, make: Callable[[], Any]) -> Any:
     """Step in the place of the optimizer's. As there: whether it was made, the gradients' norm, how many are zero."""
     made = run.make_step(make)
-    return (True, None, None) if made is None else made
+    return (True, run.known_norm, None) if made is None else made
 
 
 def _distributed(optimizer: ChainedOptimizer) -> DistributedOptimizer | None:

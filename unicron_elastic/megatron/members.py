@@ -315,6 +315,7 @@ def _written(said: MemberSaid, terms: str) -> str:
         "tokens": said.tokens,
         "norm": said.norm,
         "cuts": said.cuts,
+        "is_between": said.is_between,
     }
     return json.dumps(message, separators=(",", ":"))
 
@@ -336,6 +337,7 @@ def _read(text: str, terms: str, micro_batches: int, index: int) -> MemberSaid:
         tokens=message["tokens"],
         norm=message["norm"],
         cuts=tuple((parts, number) for parts, number in message["cuts"]),
+        is_between=bool(message["is_between"]),
     )
 
 

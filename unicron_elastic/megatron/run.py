@@ -5,6 +5,7 @@ It posts what the script does, and carries out each command; neither keeps anyth
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,6 @@ from unicron_elastic.engine.protocol.member_command import (
     Settle,
     SitOut,
     SumWithin,
-    TakeAgain,
 )
 from unicron_elastic.engine.protocol.member_event import (
     Confirmed,
@@ -83,7 +83,7 @@ from unicron_elastic.engine.protocol.replica_phase import Finished, Moving, Stan
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
-from unicron_elastic.megatron.state import State
+from unicron_elastic.megatron.state import OfScriptBehind, State
 from unicron_elastic.training.group.give_state import about_taken, give_state, take_state
 from unicron_elastic.training.group.regrouping import Regrouping
 from unicron_elastic.training.replica_driver import Result
@@ -172,7 +172,7 @@ class MegatronRun:
 
         ``call`` is called again for micro-batches of lost replicas.
         """
-        self._state.load_again()
+        self._state.load_rest()
         command = self._driver.post(StepBegun())
         while isinstance(command, Compute):
             broke = self._members.attempt(partial(self._compute, call, command))
@@ -240,6 +240,12 @@ class MegatronRun:
             known = self._found(find) if own is None else own.norm()
             self._driver.post(NormFound(known))
         return known
+
+    @property
+    def known_norm(self) -> float:
+        """Return that of the gradients of the latest step, nan if it is not known here."""
+        known = self._member.work.norm
+        return math.nan if known is None else known
 
     def _found(self, find: Callable[[], float]) -> float:
         norms: list[float] = []
@@ -323,8 +329,8 @@ class MegatronRun:
                 return [members.together(partial(self._sharded.settle, cuts)) or Settled(self._buckets.count)]
             case HandOver(bucket=int(bucket), source=source):
                 return [members.together(partial(self._fill, bucket, source)) or Handed()]
-            case MoveState(source=source, to=to):
-                return [members.together(partial(self._move_state, source, to)) or Moved()]
+            case MoveState():
+                return [members.together(partial(self._move_state, command)) or Moved()]
             case Average():
                 return [members.together(self._shared) or Averaged()]
             case Gather():
@@ -346,8 +352,6 @@ class MegatronRun:
                 self._tokens, self._given = 0, []
             case Restore(is_within=is_within):
                 self._restore(is_within=is_within)
-            case TakeAgain():
-                self._state.load_again_later()
             case NoteMeeting(dealt=dealt):
                 assert self._member.met is not None
                 self._regrouping.meet(self._member.met, self.step, len(self._member.work.held), dealt)
@@ -409,13 +413,14 @@ class MegatronRun:
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
-    def _move_state(self, source: int, to: Sequence[int]) -> None:
+    def _move_state(self, command: MoveState) -> None:
         """Give the state to those who have none, or take it."""
-        if self._members.index == source:
-            give_state(self._state, self._members, to, self._device)
+        if self._members.index == command.source:
+            give_state(self._state, self._members, command.to, self._device)
             return
         began = time.monotonic()
-        taken_bytes = take_state(self._state, self._members, source, self._device)
+        state = OfScriptBehind(self._state, command.behind) if command.behind else self._state
+        taken_bytes = take_state(state, self._members, command.source, self._device)
         self._members.tell(about_taken(taken_bytes, time.monotonic() - began))
         moving = self._member.record
         assert isinstance(moving, Moving)

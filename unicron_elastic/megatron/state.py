@@ -15,8 +15,7 @@ class State:
     def __init__(self, chunks: Sequence[torch.nn.Module], optimizer: Any, others: Mapping[str, Any]) -> None:
         self._chunks = chunks
         self._others = {"optimizer": optimizer, **others}
-        self._taken: dict[str, Any] | None = None
-        self._again: dict[str, Any] | None = None
+        self._rest: dict[str, Any] = {}  # what was taken, and is still to be loaded
 
     def state_dict(self) -> dict[str, Any]:
         """The tensors themselves, not copies."""
@@ -24,27 +23,53 @@ class State:
             {name: tensor.detach() for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers())}
             for chunk in self._chunks
         ]
-        return {"chunks": chunks, **{name: each.state_dict() for name, each in self._others.items()}}
+        others = {name: each.state_dict() for name, each in self._others.items() if name not in self._rest}
+        return {"chunks": chunks, **others, **self._rest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over what ``state_dict`` gave, in place where the model is concerned."""
+        self.load_behind(state_dict, 0)
+        self._rest = {}
+
+    def load_behind(self, state_dict: dict[str, Any], steps: int) -> None:
+        """Take over a state of which a script goes on as if it had made the first of these steps itself.
+
+        If it is the only one, the script brings there itself what is not trained, as a scheduler. Else ``load_rest``
+        has what is right of that, when the next step begins.
+        """
         with torch.no_grad():
             for chunk, tensors in zip(self._chunks, state_dict["chunks"], strict=True):
                 for name, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
                     tensor.copy_(tensors[name])
-        for name in self._others:
-            load_into(self._others[name], state_dict[name])
-        self._taken = {name: state_dict[name] for name in self._others if name != "optimizer"}
+        load_into(self._others["optimizer"], state_dict["optimizer"])
+        self._rest = {name: state_dict[name] for name in self._others if name != "optimizer"}
+        if steps != 1:
+            self._load(self._rest)
 
-    def load_again_later(self) -> None:
-        """The script is about to go on as if it had made a step itself, which is in what was taken already."""
-        self._again = self._taken
+    def load_rest(self) -> None:
+        """Take over what is still to be loaded, if anything."""
+        rest, self._rest = self._rest, {}
+        self._load(rest)
 
-    def load_again(self) -> None:
-        """Takes over once more what the script has changed since, if anything."""
-        for name, state in (self._again or {}).items():
+    def _load(self, others: Mapping[str, Any]) -> None:
+        for name, state in others.items():
             load_into(self._others[name], state)
-        self._again = self._taken = None
+
+
+class OfScriptBehind:
+    """`OfScriptBehind` is the state of a process whose script is so many ``steps`` behind what it takes over."""
+
+    def __init__(self, state: State, steps: int) -> None:
+        self._state = state
+        self._steps = steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take it over."""
+        self._state.load_behind(state_dict, self._steps)
 
 
 def load_into(target: Any, state: Any) -> None:

@@ -12,8 +12,8 @@ what breaks there is made again, or the state taken of those who have made it.
 In each newer world all meet: they speak, lay out replicas, make their process groups, and do what the agreement says in
 as many rounds as it takes. Those who ``advance`` make the step before, which the others know to be whole, and then meet
 again; who is in no replica sits out until the next world. Any newer world ends what goes on in the one before, but for
-passes, which need nobody but the own replica. A step that is made in a meeting goes back to the script when all have
-met behind it: of a sharded optimizer's parameters each has its own part alone until then.
+passes, which need nobody but the own replica. Where the optimizer is sharded, a step that is made in a meeting goes
+back to the script when all have met behind it: of the parameters each has its own part alone until then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from unicron_elastic.engine.protocol.member_command import (
     Settle,
     SitOut,
     SumWithin,
-    TakeAgain,
 )
 from unicron_elastic.engine.protocol.member_event import (
     Confirmed,
@@ -228,6 +227,7 @@ def _said(member: ReplicaMember, meeting: InMeeting) -> MemberSaid:
         is_committed=work.progress is Progress.COMMITTED,
         tokens=work.tokens,
         norm=work.norm,
+        is_between=meeting.spot is Spot.BETWEEN,
     )
 
 
@@ -317,7 +317,9 @@ def _move(member: ReplicaMember, record: InMeeting, left: tuple[tuple[int, int],
         return _meet(member, record)
     source, to = left[0]
     reason = "this member has the state of the step, and another one in its seat needs it"
-    return member._replace(record=Moving(record, left=left)), (MoveState(source, (to,), begins=False, reason=reason),)
+    behind = _agreement(record).step - member.step if record.spot in {Spot.MAKING, Spot.BETWEEN} else 0
+    move = MoveState(source, (to,), begins=False, behind=behind, reason=reason)
+    return member._replace(record=Moving(record, left=left)), (move,)
 
 
 def _end_moving(member: ReplicaMember, record: Moving, _event: Moved) -> MemberAnswer:
@@ -325,11 +327,11 @@ def _end_moving(member: ReplicaMember, record: Moving, _event: Moved) -> MemberA
     if to != member.rank:
         return _move(member, record.meeting, record.left[1:])
     drop = Drop(reason="what it had summed up was for another step")
-    member = member._replace(step=_agreement(record.meeting).step, work=StepWork())
-    if record.meeting.spot in {Spot.MAKING, Spot.BETWEEN}:
-        again = TakeAgain(reason="the step that the script makes is in the state that it has taken")
-        return with_before(_end_making(member, Standing.APART), CLEAR, drop, again)
-    return with_before(_meet(member, replace(record.meeting, has_state=True)), CLEAR, drop)
+    agreement = _agreement(record.meeting)
+    member = member._replace(step=agreement.step, work=_next_work(member)._replace(norm=agreement.norm))
+    if record.meeting.spot not in {Spot.MAKING, Spot.BETWEEN}:
+        return with_before(_meet(member, replace(record.meeting, has_state=True)), CLEAR, drop)
+    return with_before(_end_making(member, Standing.APART), CLEAR, drop)
 
 
 def _take_part(member: ReplicaMember, record: InMeeting, agreement: ReplicaAgreement) -> MemberAnswer:
@@ -370,14 +372,21 @@ def _fill(
         dealt = _agreement(record).dealt
         note = NoteMeeting(dealt, reason="all who train are in one step with one state")
         if record.spot is Spot.BETWEEN and member.step < member.until:
-            met = Stepping(Standing.MET, is_behind=False)
+            met = Stepping(_standing_between(member, _agreement(record)), is_behind=False)
             return with_before(_let_go(member, met, "the step is made, and all have met behind it"), note)
         return with_before(_go_on(member), note)
     if record.spot is Spot.BETWEEN:
-        raise ProtocolError("nobody has a sum of a step before which others are")
+        raise ProtocolError("parts of a sum are handed to nobody")
     bucket, source, _ = left[0]
     reason = "a member has the sum of this bucket, and others in its seat need it"
     return member._replace(record=Handing(record, left)), (HandOver(bucket, source, None, reason=reason),)
+
+
+def _standing_between(member: ReplicaMember, agreement: ReplicaAgreement) -> Standing:
+    """Return how a member stands behind a meeting before a step: the others of its replica may be in that step."""
+    number = member.number
+    assert number is not None
+    return Standing.MET if agreement.between.issuperset(member.layout.replicas[number]) else Standing.AMONG
 
 
 def _end_handing(member: ReplicaMember, record: Handing, _event: Handed) -> MemberAnswer:
@@ -397,7 +406,7 @@ def _give_up(member: ReplicaMember, record: Stranded, _event: OthersTrain) -> Me
 
 
 def _begin_step(member: ReplicaMember, record: Stepping, _event: StepBegun) -> MemberAnswer:
-    if record.standing is Standing.MET and not member.needs_meeting:
+    if record.standing in {Standing.MET, Standing.AMONG} and not member.needs_meeting:
         return _go_on(member)
     member = member._replace(work=_next_work(member))
     if record.standing is not Standing.EVEN or member.needs_meeting:
@@ -528,7 +537,7 @@ def _end_step(member: ReplicaMember, record: Making, _event: StepMade) -> Member
 def _end_making(member: ReplicaMember, standing: Standing) -> MemberAnswer:
     """Go on behind the optimizer's step, with the others if that was the last."""
     is_last = member.step >= member.until
-    if standing is not Standing.EVEN:
+    if standing is not Standing.EVEN and (is_last or member.is_sharded):
         return _meet_at(member, Spot.WITHIN if is_last else Spot.BETWEEN)
     if is_last:
         return _part(member)
@@ -582,7 +591,7 @@ def _may_evaluate(member: ReplicaMember, record: Stepping) -> bool:
     """Tell whether its parameters are good for passes, and all of its replica come to them, as far as it knows."""
     if record.standing is Standing.NEW or member.shape.seats == 1:
         return record.standing is not Standing.NEW
-    if record.standing is Standing.APART or not member.is_connected:
+    if record.standing not in {Standing.EVEN, Standing.MET} or not member.is_connected:
         return False
     heard = member.heard
     return heard is None or not member.knows_newer or member._replace(record=Evaluating(record)).may_go_on(heard)

@@ -71,11 +71,6 @@ class Drop(MemberCommand):
 
 
 @dataclass(frozen=True, slots=True)
-class TakeAgain(MemberCommand):
-    """`TakeAgain`: the script goes on as if it had made the step that is in the state which was taken."""
-
-
-@dataclass(frozen=True, slots=True)
 class Evaluate(MemberCommand):
     """`Evaluate`: let the script make its passes."""
 

@@ -24,7 +24,8 @@ class MemberSaid:
     of that step which it has, reduced over all replicas. ``is_finished``: it has all gradients of that step, also what
     is summed up within a replica. ``is_committed``: it knows that all members have. ``tokens``: of all its
     micro-batches, if it knows, as who has a bucket does. ``norm``: of the gradients of the step that it committed last,
-    if it knows. ``cuts``: the parts of the distributed optimizer's state that it has (``shards``).
+    if it knows. ``cuts``: the parts of the distributed optimizer's state that it has (``shards``). ``is_between``: its
+    script has the step before behind it, and has not begun this one.
     """
 
     seat: int
@@ -38,6 +39,7 @@ class MemberSaid:
     tokens: int | None = None
     norm: float | None = None
     cuts: tuple[Cut, ...] = ()
+    is_between: bool = False
 
     @property
     def heads_for(self) -> int:
@@ -50,12 +52,12 @@ class ReplicaAgreement:
     """What happens next, by index of the member in the new world.
 
     Somebody may be behind: those who ``advance`` have all gradients of the step before, and make its optimizer step
-    first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who ``pull`` take the
-    state of step ``step``, each from the member beside it in ``sources``, the nearest that has it. Then all say
-    again where they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of buckets that some in the
-    seat have and others need; ``tokens`` those of the step, if anybody knows; ``held`` are the micro-batches, by
-    replica, whose gradients stay; and ``dealt`` those that each replica computes besides, for the buckets that
-    nobody in some seat has. ``cuts`` are what each said.
+    first; with the ``norm`` if anybody knows it, and else nobody has begun to. Else those who ``pull`` take the state
+    of step ``step``, each from the member beside it in ``sources``, the nearest that has it, and know the ``norm`` of
+    the step before. Then all say again where they are. If nobody is behind, ``fill`` are the (seat, bucket, source) of
+    buckets that some in the seat have and others need; ``tokens`` those of the step, if anybody knows; ``held`` are the
+    micro-batches, by replica, whose gradients stay; and ``dealt`` those that each replica computes besides, for the
+    buckets that nobody in some seat has. ``cuts`` are what each said, and ``between`` who said that it is.
     """
 
     layout: ReplicaLayout
@@ -69,6 +71,7 @@ class ReplicaAgreement:
     fill: tuple[tuple[int, int, int], ...] = ()
     held: tuple[frozenset[int], ...] = field(default=())
     dealt: tuple[tuple[int, ...], ...] = field(default=())
+    between: frozenset[int] = frozenset()
 
     @property
     def is_even(self) -> bool:
@@ -125,6 +128,7 @@ def agree(
         held=held,
         dealt=dealt,
         cuts=tuple(each.cuts for each in said),
+        between=frozenset(member for member, each in enumerate(said) if each.is_between),
     )
 
 
@@ -162,7 +166,7 @@ def _catch_up(said: Sequence[MemberSaid], layout: ReplicaLayout, step: int, node
         for member in behind:
             sources.append(_nearest(member, having, sources, nodes))
         pull += behind
-    return ReplicaAgreement(layout=layout, step=step, pull=tuple(pull), sources=tuple(sources))
+    return ReplicaAgreement(layout=layout, step=step, norm=norm, pull=tuple(pull), sources=tuple(sources))
 
 
 def _nearest(member: int, having: Sequence[int], busy: Sequence[int], nodes: Sequence[str]) -> int:

@@ -108,12 +108,14 @@ class HandOver(ReplicaCommand):
 class MoveState(ReplicaCommand):
     """`MoveState`: rank ``source`` gives its state to the ranks ``to``, all or nothing.
 
-    ``begins``: only the model is given, which nobody has trained yet.
+    ``begins``: only the model is given, which nobody has trained yet. ``behind``: so many steps less the script of this
+    rank has made than are in the state, and goes on as behind the first of them; 0: it goes on where the state is.
     """
 
     source: int
     to: tuple[int, ...]
     begins: bool
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
