@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unicron_elastic.transformers.callback_state import state_of, take_state
+from unicron_elastic.transformers.callback_state import callback_state, take_callback_state
 
 
 class Counting:
@@ -23,26 +23,26 @@ class Counting:
 
 
 def _sent(callback: Any) -> Any:
-    return json.loads(json.dumps(state_of(callback), default=float))
+    return json.loads(json.dumps(callback_state(callback), default=float))
 
 
 def test_it_is_made_as_the_others_is_and_has_its_attributes() -> None:
     theirs, mine = Counting(7, ("a", "b")), Counting()
     theirs.best = 0.5
-    take_state(mine, *_sent(theirs))
+    take_callback_state(mine, *_sent(theirs))
     assert (mine.steps, list(mine.names), mine.best) == (7, ["a", "b"], 0.5)
 
 
 def test_one_that_is_made_so_already_is_not_made_again() -> None:
     theirs, mine = Counting(7, ("a",)), Counting(7, ("a",))
     made = mine.made
-    take_state(mine, *_sent(theirs))
+    take_callback_state(mine, *_sent(theirs))
     assert mine.made is made
 
 
 def test_a_state_of_before_has_attributes_alone() -> None:
     mine = Counting(3)
-    take_state(mine, {"best": 0.25})
+    take_callback_state(mine, {"best": 0.25})
     assert (mine.steps, mine.best) == (3, 0.25)
 
 
@@ -50,7 +50,7 @@ def test_a_state_of_before_has_attributes_alone() -> None:
 def test_what_cannot_be_written_is_left_out(odd: object) -> None:
     theirs, mine = Counting(7, odd), Counting(2)
     theirs.best = 0.5
-    take_state(mine, *_sent(theirs))
+    take_callback_state(mine, *_sent(theirs))
     assert (mine.steps, mine.best) == (2, 0.5)
 
 
@@ -59,4 +59,4 @@ def test_a_state_without_attributes_or_arguments_is_empty() -> None:
         def state(self) -> dict[str, Any]:
             return {}
 
-    assert state_of(Silent()) == ({}, {})
+    assert callback_state(Silent()) == ({}, {})

@@ -8,19 +8,21 @@ from types import MappingProxyType
 from typing import Any
 
 
-def state_of(callback: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def callback_state(callback: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a callback's attributes, and what it is to be made with, if that can be written as a checkpoint has it."""
     state = callback.state()
     made_with = state.get("args", {})
     return state.get("attributes", {}), made_with if _text_of(made_with) else {}
 
 
-def take_state(callback: Any, attributes: dict[str, Any], made_with: Mapping[str, Any] = MappingProxyType({})) -> None:
+def take_callback_state(
+    callback: Any, attributes: dict[str, Any], made_with: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Have a callback become one that is made so and has these attributes, as transformers does behind a checkpoint.
 
     It stays the same object, and all else that it has stays.
     """
-    if made_with and _text_of(made_with) != _text_of(state_of(callback)[1]):
+    if made_with and _text_of(made_with) != _text_of(callback_state(callback)[1]):
         vars(callback).update(vars(type(callback)(**made_with)))
     for attribute, value in attributes.items():
         setattr(callback, attribute, value)

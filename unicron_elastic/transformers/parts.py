@@ -26,7 +26,7 @@ from unicron_elastic.accelerate.alone import show_rank
 from unicron_elastic.training.loader.loader_facts import has_index
 from unicron_elastic.training.of_launcher import of_launcher
 from unicron_elastic.training.step.wrong_use import WrongUseError
-from unicron_elastic.transformers.callback_state import state_of, take_state
+from unicron_elastic.transformers.callback_state import callback_state, take_callback_state
 from unicron_elastic.transformers.refusal import (
     ArgumentFacts,
     TrainerFacts,
@@ -212,7 +212,7 @@ def state_values(trainer: Any) -> dict[str, Any]:
     return {
         "state": state,
         "control": dataclasses.asdict(trainer.control),
-        "callbacks": [(type(each).__name__, *state_of(each)) for each in _stateful(trainer)],
+        "callbacks": [(type(each).__name__, *callback_state(each)) for each in _stateful(trainer)],
         "loss": float(trainer._tr_loss),
         "counted": {name: getattr(trainer, name) for name in _COUNTED if hasattr(trainer, name)},
     }
@@ -229,7 +229,7 @@ def set_state_values(trainer: Any, values: dict[str, Any]) -> None:
     for callback, (name, *state) in zip(_stateful(trainer), values["callbacks"], strict=True):
         if type(callback).__name__ != name:
             raise ValueError(f"the others have the callback {name} where this rank has {type(callback).__name__}")
-        take_state(callback, *state)
+        take_callback_state(callback, *state)
     trainer._tr_loss.fill_(values["loss"])
     for name, value in values["counted"].items():
         setattr(trainer, name, value)
