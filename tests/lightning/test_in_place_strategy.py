@@ -357,5 +357,22 @@ def test_what_the_first_rank_was_removing_is_removed_by_who_takes_its_place(tmp_
     assert all(path.exists() for path in paths)
     trainer.global_step -= 6
     strategy.take_rank(0)
-    strategy.remove_what_was_left()
+    strategy.end_what_was_left()
     assert [path.exists() for path in paths] == [True, False]
+
+
+def test_what_the_first_rank_was_writing_is_written_by_who_takes_its_place(tmp_path: Path) -> None:
+    strategy, written = InPlaceStrategy(), list[tuple[str, bool]]()
+    trainer = strategy._trainer = SimpleNamespace(
+        global_step=5, save_checkpoint=lambda path, has_weights_alone: written.append((path.name, has_weights_alone))
+    )
+    strategy.take_rank(1)
+    strategy.save_checkpoint({"optimizer_states": []}, tmp_path / "before.ckpt")
+    trainer.global_step = 6
+    for path in ("best.ckpt", "last.ckpt"):
+        strategy.save_checkpoint({"optimizer_states": []}, tmp_path / path)
+    strategy.save_checkpoint({"state_dict": {}}, tmp_path / "weights.ckpt")
+    assert not list(tmp_path.iterdir())
+    strategy.take_rank(0)
+    strategy.end_what_was_left()
+    assert written == [("best.ckpt", False), ("last.ckpt", False), ("weights.ckpt", True)]

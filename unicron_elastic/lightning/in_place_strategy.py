@@ -67,7 +67,9 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self._ours: LightningRun | None = None
         self._stand_ins: StandIns | None = None
         self._phase = ExitStack()
-        self._to_remove: list[tuple[int, Any]] = []  # checkpoints, and in which step
+        # Checkpoints that the first rank writes and removes, each in which step.
+        self._to_write: list[tuple[int, Any, bool]] = []  # ... and whether it has weights alone
+        self._to_remove: list[tuple[int, Any]] = []
         self.local_rank = of_launcher("LOCAL_RANK", 0)
         # A process that takes a lost one's place is not the first before it has come to the others.
         self.take_rank(rank_before_meeting())
@@ -185,9 +187,16 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             self._ours.agree()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint, for which the others wait."""
+        """Write a checkpoint, for which the others wait; who is not the first keeps in mind which.
+
+        Should the first be lost, nobody knows how far it had come with it: who takes its place writes it once more.
+        """
         with unicron_elastic.phase("checkpoint"):
             super().save_checkpoint(checkpoint, filepath, storage_options)
+        if not self.is_global_zero and self._trainer is not None:
+            step = self._trainer.global_step
+            written = (step, filepath, "optimizer_states" not in checkpoint)
+            self._to_write = [each for each in self._to_write if each[0] == step] + [written]
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove a checkpoint; who is not the first keeps in mind which, should that one be lost before it is done."""
@@ -196,8 +205,11 @@ class InPlaceStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             step = self._trainer.global_step
             self._to_remove = [each for each in self._to_remove if each[0] == step] + [(step, filepath)]
 
-    def remove_what_was_left(self) -> None:
-        """Remove the checkpoints that the first rank was removing in the present step when it was lost."""
+    def end_what_was_left(self) -> None:
+        """Write and remove the checkpoints with which the first rank was busy in the present step when it was lost."""
+        for step, filepath, has_weights_alone in self._to_write:
+            if step == self._trainer.global_step:
+                self._trainer.save_checkpoint(filepath, has_weights_alone)
         for step, filepath in self._to_remove:
             if step == self._trainer.global_step:
                 super().remove_checkpoint(filepath)

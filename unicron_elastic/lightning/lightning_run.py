@@ -22,7 +22,6 @@ from unicron_elastic.lightning.parts import (
     loss_of,
     place_in_epoch,
     results_noted,
-    save_what_was_lost,
     take_logged,
     turns_behind,
 )
@@ -178,8 +177,7 @@ class LightningRun:
         if self._is_open and self._run is not None:
             found = self._run.broadcast_object(self._progress.news())
             if self._show_rank():
-                save_what_was_lost(self._trainer)
-                self._trainer.strategy.remove_what_was_left()
+                self._trainer.strategy.end_what_was_left()
             if self._run.rank != 0:
                 self._progress.load_state_dict(found)
             self._progress.take_folders(found)

@@ -230,14 +230,6 @@ def forget_hooks(module: Any) -> None:
     vars(module).pop("_on_before_batch_transfer", None)
 
 
-def save_what_was_lost(trainer: Any) -> None:
-    """Write the checkpoint that the first rank was writing in the present step when it was lost."""
-    for each in _checkpoints(trainer):
-        path = getattr(each, "_last_checkpoint_saved", "")
-        if path and each._last_global_step_saved == trainer.global_step and not each._fs.exists(path):
-            trainer.save_checkpoint(path, each.save_weights_only)
-
-
 class StepClosure:
     """`StepClosure` computes what a batch of Lightning's loop is to compute, once, and keeps the result."""
 
