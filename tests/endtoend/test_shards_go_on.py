@@ -167,6 +167,42 @@ def test_of_two_by_two(launcher: Any, one_replica: OneReplica, strike: str) -> N
     _check(folder, one_replica(options, 4), 8)
 
 
+KEPT = """
+import os, sys, torch, unicron_elastic
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+torch.set_num_threads(1)
+mesh = unicron_elastic.replica_mesh(shard=int(sys.argv[1]))
+torch.manual_seed(0)
+model = fully_shard(nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 1)), mesh=mesh)
+run = unicron_elastic.Run(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=0.1))
+begun = run.restore("kept")
+print("BEGINS", begun, flush=True)
+for step in run.steps(int(sys.argv[2]), 2):
+    for index in step:
+        step.backward(model(torch.full((4,), 1.0 + index + step.number)).square().mean())
+    run._registered.objects["optimizer"].step()
+    run.save("kept", step.number + 1)
+    print("STEP", step.number, f"{step.loss:.6g}", flush=True)
+"""
+
+
+def test_what_a_replica_kept_is_read_by_one_of_another_size(launcher: Any) -> None:
+    script = launcher.script("train.py", KEPT)
+    told: list[set[str]] = []
+    for ranks, steps in ((1, 2), (2, 4), (3, 5), (1, 6)):
+        run = launcher.start("--standalone", f"--nproc-per-node={ranks}", script, str(ranks), str(steps))
+        assert run.wait(END_S) == 0, run.err
+        told.append({line for line in run.out.splitlines() if line.startswith(("BEGINS", "STEP"))})
+    assert [next(each.split()[1] for each in lines if each.startswith("BEGINS")) for lines in told] == list("0245")
+    whole = launcher.start(
+        "--standalone", "--nproc-per-node=1", launcher.script("train.py", KEPT.replace('"kept"', '"other"')), "1", "6"
+    )
+    assert whole.wait(END_S) == 0, whole.err
+    steps_of_all = {line for lines in told for line in lines if line.startswith("STEP")}
+    assert steps_of_all == {line for line in whole.out.splitlines() if line.startswith("STEP")}
+
+
 UNLIKE = """
 import os, torch, unicron_elastic
 from torch import nn

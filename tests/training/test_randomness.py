@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,30 @@ def test_all_of_a_replica_have_those_of_its_first_process() -> None:
     seed_script(2, 2, 2)
     second.take_seeds(share)
     assert drawn(first, 1, 1) == drawn(second, 1, 1)
+
+
+@pytest.mark.parametrize("of_state", [0, 1])
+def test_who_has_them_of_a_state_has_them_for_all_of_its_replica(of_state: int) -> None:
+    """What one process kept may be read by a replica of several, of which the others have what the script seeded."""
+    seed_script(1, 1, 1)
+    before = Randomness(OF_SCRIPT, CPU)
+    before.take_seeds()
+    each = [Randomness(OF_SCRIPT, CPU) for _ in range(2)]
+    each[of_state].load_state_dict(before.state_dict())
+    seed_script(2, 2, 2)
+    told, all_have_told = ["", ""], threading.Barrier(2)
+
+    def take(place: int) -> None:
+        def share(own: str) -> list[str]:
+            told[place] = own
+            all_have_told.wait(10)
+            return told
+
+        each[place].take_seeds(share)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(take, range(2)))
+    assert [drawn(one, 1, 1) for one in each] == [drawn(before, 1, 1)] * 2
 
 
 def test_a_run_takes_what_the_script_has_seeded_when_its_steps_begin() -> None:

@@ -150,7 +150,7 @@ class Randomness:
         self._is_seeding = seed is not None
         self._part = part
         self.seeds = torch.zeros(len(_KINDS), dtype=torch.int64)
-        self._has_seeds = not isinstance(seed, str)
+        self._has_seeds = self._are_agreed = not isinstance(seed, str)
         if isinstance(seed, int):
             self.seeds.fill_(seed % 2**63)
         self.generators = Generators(device)
@@ -158,14 +158,17 @@ class Randomness:
         self._yielded: dict[str, Any] = {}
 
     def take_seeds(self, share: Callable[[str], Sequence[str]] | None = None) -> None:
-        """Take the script's own seeds, if they are to be its own and are not there yet.
+        """Take the script's own seeds, if they are to be its own and are not there yet; once, in all of a replica.
 
-        ``share`` gives what all processes of a replica say: their first one has those of all.
+        ``share`` gives what all processes of a replica say: the first one has those of all, or the first that has them
+        of a state, which may be of a smaller replica.
         """
-        if not self._has_seeds:
-            own = _seeds_of_script()
-            self.seeds.copy_(torch.tensor(json.loads(share(json.dumps(own))[0]) if share else own))
-            self._has_seeds = True
+        if self._are_agreed:
+            return
+        own = [self._has_seeds, self.seeds.tolist() if self._has_seeds else _seeds_of_script()]
+        said = [json.loads(each) for each in share(json.dumps(own))] if share else [own]
+        self.seeds.copy_(torch.tensor(next((seeds for is_known, seeds in said if is_known), said[0][1])))
+        self._has_seeds = self._are_agreed = True
 
     @property
     def yielded(self) -> dict[str, Tensor]:
