@@ -166,14 +166,17 @@ def _recomputed(
     if case.kind == "sever" and lost:
         problems.append(f"nobody was lost, but {sorted(lost[0])} were dealt anew")
     if len(case.strikes) == len(case.lost):
-        problems += _deal(case, lost, of_late)
+        problems += _deal(case, lost, of_late, is_dealt=any(given.values()))
     return sum(known) if known else None, problems
 
 
-def _deal(case: Case, lost: Sequence[frozenset[int]], of_late: Sequence[frozenset[int]]) -> Iterator[str]:
+def _deal(
+    case: Case, lost: Sequence[frozenset[int]], of_late: Sequence[frozenset[int]], *, is_dealt: bool
+) -> Iterator[str]:
     """After one fault: what is dealt anew is what the lost ranks had, if it was needed at all.
 
-    ``of_late``: and what one had not begun that has made the step before late, with the sums of another.
+    ``of_late``: and what one had not begun that has made the step before late, with the sums of another. ``is_dealt``:
+    something was, perhaps to ranks that had not begun the step when others were lost in it.
     """
     theirs = {
         index
@@ -183,7 +186,7 @@ def _deal(case: Case, lost: Sequence[frozenset[int]], of_late: Sequence[frozense
     for each in lost:
         if each != theirs and not (theirs < each and each in of_late):
             yield f"{sorted(each)} were dealt anew, and the lost ranks had {sorted(theirs)}"
-    if case.must_recompute and not lost:
+    if case.must_recompute and not (lost or is_dealt):
         yield f"{sorted(theirs)} were not dealt anew, although nobody could have the reduced gradients"
 
 
