@@ -164,7 +164,8 @@ def _hear_answer(member: ReplicaMember, record: Arriving, event: Answered) -> Me
         return with_before(meets_later, Disconnect(1, reason=reason))
     if world is not None and member.heard_rank is not None:
         layout = first_layout(member.shape, world.size)
-        member = member._replace(met=world, rank=member.heard_rank, layout=layout, is_connected=True)
+        work = member.work._replace(confirmed_in=world.number)  # of steps before it begins nobody's share is missing
+        member = member._replace(met=world, rank=member.heard_rank, layout=layout, work=work, is_connected=True)
     return _let_go(member, at_rest, "the process groups are those of the script")
 
 
