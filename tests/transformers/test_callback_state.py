@@ -33,6 +33,13 @@ def test_it_is_made_as_the_others_is_and_has_its_attributes() -> None:
     assert (mine.steps, list(mine.names), mine.best) == (7, ["a", "b"], 0.5)
 
 
+def test_what_it_has_of_the_training_stays() -> None:
+    theirs, mine = Counting(7), Counting(2)
+    made, mine.begun = mine.made, "at 12:00"  # type: ignore[attr-defined]
+    take_callback_state(mine, *_sent(theirs))
+    assert (mine.steps, mine.begun, mine.made) == (7, "at 12:00", made)  # type: ignore[attr-defined]
+
+
 def test_one_that_is_made_so_already_is_not_made_again() -> None:
     theirs, mine = Counting(7, ("a",)), Counting(7, ("a",))
     made = mine.made
