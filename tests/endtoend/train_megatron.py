@@ -263,6 +263,10 @@ def build(asked: argparse.Namespace) -> tuple[list[Any], Any, Any]:
 def train(asked: argparse.Namespace, strikes: Strikes) -> None:
     """Trains, and writes what came out."""
     model, optimizer, scheduler = build(asked)
+    if asked.dropout:  # each replica is seeded otherwise, as by --data-parallel-random-init, and each newcomer
+        stage, replica = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_data_parallel_rank()
+        began = len(list(FOLDER.glob(f"began-{RANK}-*")))
+        model_parallel_cuda_manual_seed(1 + 100 * stage + 10 * replica + 1000 * began)
     arm_model(strikes, model[0])
     arm_optimizer(strikes, optimizer)
     forward_backward = unicron_elastic.megatron.attach(

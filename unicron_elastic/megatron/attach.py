@@ -170,6 +170,7 @@ def attach(
         to_agent.joins_end, to_agent.must_break = True, members.must_break
     finalize = config.finalize_model_grads_func or finalize_model_grads
     random_states = RandomStates(chunks, device_of(chunks))
+    random_states.agree()
     kept = {**others, RANDOM_STATES: random_states}
     sharded = Sharded(chunks, distributed, members) if (distributed := _distributed(optimizer)) is not None else None
     run = MegatronRun(
