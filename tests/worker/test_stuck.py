@@ -11,8 +11,17 @@ import pytest
 
 from unicron_elastic.engine.transport import waiter
 from unicron_elastic.worker.collectives.stuck import Glance, is_stuck
+from unicron_elastic.worker.process.main_stack import StackLine
 
-HERE = Glance(frame=7, instruction=40, file="/lib/torch/distributed/distributed_c10d.py", cpu_s=3.0)
+OUTER = StackLine("/home/me/train.py", 7, "train")
+
+
+def _in(file: str, line: int = 40) -> tuple[StackLine, ...]:
+    return StackLine(file, line, "wait"), OUTER
+
+
+C10D_FILE = "/lib/torch/distributed/distributed_c10d.py"
+HERE = Glance(_in(C10D_FILE), cpu_s=3.0)
 
 
 def test_who_stays_in_a_wait_for_others_is_stuck() -> None:
@@ -22,8 +31,8 @@ def test_who_stays_in_a_wait_for_others_is_stuck() -> None:
 @pytest.mark.parametrize(
     "now",
     [
-        HERE._replace(frame=8),
-        HERE._replace(instruction=42),
+        HERE._replace(stack=(HERE.stack[0], OUTER._replace(line=8))),
+        HERE._replace(stack=_in(C10D_FILE, 42)),
         HERE._replace(cpu_s=3.1),
     ],
 )
@@ -43,12 +52,12 @@ def test_who_does_anything_is_not(now: Glance) -> None:
     ],
 )
 def test_who_waits_for_something_else_is_not(file: str) -> None:
-    assert not is_stuck(HERE._replace(file=file), HERE._replace(file=file))
+    assert not is_stuck(HERE._replace(stack=_in(file)), HERE._replace(stack=_in(file)))
 
 
 def test_who_waits_in_our_own_collectives_is_stuck() -> None:
-    file = waiter.__file__
-    assert is_stuck(HERE._replace(file=file), HERE._replace(file=file))
+    here = HERE._replace(stack=_in(waiter.__file__))
+    assert is_stuck(here, here)
 
 
 SCRIPT = """

@@ -6,6 +6,7 @@ Each method does one thing that the protocol has decided, and returns the event 
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -237,6 +238,7 @@ class Members:
         if self._membership.is_fixed or is_of_script(error):
             raise error
         self._error = error
+        _end_calls(error)
         if isinstance(error, AbandonedError):
             self._groups.keep()
         return GroupBroke(f"{type(error).__name__}: {error}")
@@ -299,6 +301,17 @@ def _is_of_connections(error: BaseException) -> bool:
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     failure = Failure(at=0.0, rank=0, local_rank=0, pid=0, exception_type=name, message=str(error))
     return classify(failure).severity is Severity.SEV3
+
+
+def _end_calls(error: BaseException) -> None:
+    """Have what broken passes have left to end with their functions end now, and not when somebody finds it as garbage.
+
+    Schedules of pipelines enter ``no_sync()`` by hand (megatron-core 0.16.1), and later passes may be under way then.
+    """
+    broke: BaseException | None = error
+    while broke is not None:
+        traceback.clear_frames(broke.__traceback__)
+        broke = broke.__context__
 
 
 def _written(said: MemberSaid, terms: str) -> str:

@@ -38,12 +38,13 @@ from unicron_elastic.worker.instructions import (
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import GroupCounts, Imported, LatestCollectives, Position
 from unicron_elastic.worker.process.imported_modules import ImportedModules
-from unicron_elastic.worker.process.main_frame import main_frame
+from unicron_elastic.worker.process.main_stack import main_stack
 from unicron_elastic.worker.worlds import hear
 
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
 
 GROUPS_MAX = 256  # in an answer; Megatron makes dozens
+_C10D_FILE = f"/{C10D.replace('.', '/')}.py"
 FRAMES_MAX = 20  # from the innermost: between a script's call and the wait there are three
 OP_CHARACTERS = 40
 
@@ -180,13 +181,9 @@ def _operation() -> str:
     than an answer may.
     """
     with contextlib.suppress(Exception):
-        frame = main_frame()
-        for _ in range(FRAMES_MAX):
-            if frame is None:
-                break
-            if frame.f_globals.get("__name__") == C10D:
-                return frame.f_code.co_name[:OP_CHARACTERS]
-            frame = frame.f_back
+        for call in main_stack()[:FRAMES_MAX]:
+            if call.file.endswith(_C10D_FILE):
+                return call.function[:OP_CHARACTERS]
     return ""
 
 
@@ -204,14 +201,12 @@ _WAITS = (
 def is_at_prompt() -> bool:
     """Whether the main thread waits in a debugger or a console, for a person."""
     with contextlib.suppress(Exception):
-        frame = main_frame()
-        for _ in range(FRAMES_MAX):
-            if frame is None:
-                break
-            module = str(frame.f_globals.get("__name__")).partition(".")[0]
+        names = {vars(module).get("__file__"): name for name, module in list(sys.modules.items())}
+        for call in main_stack()[:FRAMES_MAX]:
+            frozen = call.file.removeprefix("<frozen ").rstrip(">")
+            module = str(names.get(call.file, frozen)).partition(".")[0]
             if module not in _WAITS:
                 return module in _PROMPTS
-            frame = frame.f_back
     return False
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from unicron_elastic.compat.loaded import C10D
-from unicron_elastic.worker.process.main_frame import main_frame
+from unicron_elastic.worker.process.main_stack import StackLine, main_stack
 
 STUCK_S = 5.0
 LOOK_S = 0.5
@@ -31,19 +31,22 @@ _WAITING = (
 
 
 class Glance(NamedTuple):
-    """Where the main thread is: in which call of a function, at which of its instructions, in which file."""
+    """Where the main thread is, and how much of a processor it has used."""
 
-    frame: int
-    instruction: int
-    file: str
-    cpu_s: float  # that it has used
+    stack: tuple[StackLine, ...]
+    cpu_s: float
+
+    @property
+    def file(self) -> str:
+        """Return that of the innermost call."""
+        return self.stack[0].file
 
 
 def is_stuck(before: Glance, now: Glance) -> bool:
     """Whether it waits in the same place as before, and for other ranks."""
     place = now.file.replace("\\", "/")
-    same = (before.frame, before.instruction) == (now.frame, now.instruction)
-    return same and now.cpu_s - before.cpu_s < _CPU_S and any(part in place for part in _WAITING)
+    is_same = before.stack == now.stack
+    return is_same and now.cpu_s - before.cpu_s < _CPU_S and any(part in place for part in _WAITING)
 
 
 def end_if_stuck(has_gone_on: Callable[[], bool], why: str) -> None:
@@ -70,8 +73,7 @@ def _watch(has_gone_on: Callable[[], bool], why: str) -> None:
 
 def _glance() -> Glance | None:
     main = threading.main_thread()
-    frame = main_frame()
-    if frame is None or main.ident is None:
+    stack = main_stack()
+    if not stack or main.ident is None:
         return None
-    cpu_s = time.clock_gettime(time.pthread_getcpuclockid(main.ident))
-    return Glance(id(frame), frame.f_lasti, frame.f_code.co_filename, cpu_s)
+    return Glance(stack, time.clock_gettime(time.pthread_getcpuclockid(main.ident)))
