@@ -155,10 +155,13 @@ def test_a_short_cut_costs_no_link(agents: tuple[Agent, Agent], cut: str, reques
     _, one = agents
     if cut != "both":
         request.getfixturevalue("one_way_cut")
+    began = time.monotonic()
     {"both": one.host.cut, "in": one.host.cut_in, "out": one.host.cut_out}[cut]()
     time.sleep(HARMLESS_S)
     one.host.restore()
     mended = time.monotonic()
+    if mended - began > 2 * HARMLESS_S:
+        pytest.skip(f"the machine is too busy for a short cut: it lasted {mended - began:.2f} s")
     for agent in agents:
         agent.wait_for("turn", mended + 2 * NOTICED_S)
         assert (agent.told("lost"), agent.told("probed")) == ([], [])
