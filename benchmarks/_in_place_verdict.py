@@ -186,7 +186,7 @@ def _deal(
     for each in lost:
         if each != theirs and not (theirs < each and each in of_late):
             yield f"{sorted(each)} were dealt anew, and the lost ranks had {sorted(theirs)}"
-    if case.must_recompute and not (lost or is_dealt):
+    if case.must_recompute and not is_dealt:
         yield f"{sorted(theirs)} were not dealt anew, although nobody could have the reduced gradients"
 
 

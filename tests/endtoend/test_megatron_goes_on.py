@@ -83,7 +83,6 @@ LAYOUTS = {
     "exact tp2": Layout(4, 4, ("--reproducible", "--tensor=2")),
     "exact pp2": Layout(4, 4, ("--reproducible", "--pipeline=2", "--overlap-grad-reduce")),
     "exact dropout": Layout(4, 4, ("--reproducible", "--pipeline=2", "--overlap-grad-reduce", "--dropout=0.1")),
-    "exact pp2, collecting": Layout(4, 8, ("--reproducible", "--pipeline=2", "--overlap-grad-reduce", "--collect")),
     "exact sharded": Layout(4, 8, ("--reproducible", "--distributed-optimizer", "--overlap-grad-reduce")),
     "exact sharded pp2": Layout(4, 4, ("--reproducible", "--distributed-optimizer", "--pipeline=2")),
     "sharded": Layout(4, 8, ("--distributed-optimizer", "--overlap-grad-reduce")),
@@ -266,12 +265,6 @@ def test_the_replacement_draws_what_the_lost_one_drew(launcher: Any, undisturbed
     found = _train(launcher, "exact dropout", "1:0:backward:kill", worlds=(3, 3))
     _assert_trained_alike(found, undisturbed("exact dropout"))
     _assert_went_on(found, "1:0:backward:kill")
-
-
-def test_passes_that_broke_leave_nothing_that_ends_in_later_ones(launcher: Any, undisturbed: Undisturbed) -> None:
-    """Megatron's schedule of a pipeline enters no_sync() by hand, and it ended when somebody collected garbage."""
-    found = _train(launcher, "exact pp2, collecting", "1:0:backward:kill", worlds=(3, 3))
-    _assert_trained_alike(found, undisturbed("exact pp2, collecting"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ writes ``PROBE/final-RANK.json`` and its part of the model, ``PROBE/parameters-R
 from __future__ import annotations
 
 import argparse
-import gc
 import hashlib
 import json
 import os
@@ -188,8 +187,6 @@ def _is_whole(world: World | None, number: int) -> bool:
 def forward_step(batches: Iterator[dict[str, Any]], chunk: Any) -> tuple[Tensor, Any]:
     """Takes the next micro-batch through one chunk of the model."""
     batch = next(batches)
-    if not gc.isenabled():
-        gc.collect()  # what passes that broke have left behind, which may be found at any time
 
     def summed(loss: Tensor) -> tuple[Tensor, Tensor, tuple[int, float]]:
         total, tokens = loss.float().sum(), torch.tensor(loss.numel(), dtype=torch.int)
@@ -384,7 +381,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--reproducible", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--evaluate", action="store_true")
-    parser.add_argument("--collect", action="store_true", help="garbage in the middle of passes alone")
     parser.add_argument("--strike", action="append", default=[])
     parser.add_argument(
         "--wait-for-worlds",
@@ -400,8 +396,6 @@ def main() -> None:
     """Joins, trains, leaves."""
     asked = options()
     strikes = Strikes(asked.strike)
-    if asked.collect:
-        gc.disable()
     before = len(list(FOLDER.glob(f"began-{RANK}-*")))
     (FOLDER / f"began-{RANK}-{os.getpid()}").touch()
     arm(strikes)

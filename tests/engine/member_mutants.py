@@ -131,8 +131,8 @@ MEMBER_MUTANTS = (
     ),
     MemberMutant(
         "who needs nobody for an evaluation does not evaluate behind a loss",
-        "if record.standing is Standing.NEW or member.shape.seats == 1:",
-        "if record.standing is Standing.NEW:",
+        "    if member.shape.seats == 1:\n        return True\n",
+        "",
         ASKS,
     ),
     MemberMutant(

@@ -101,11 +101,11 @@ def _give(_state: Any, exchange: Any, destinations: Sequence[int], _device: Any)
             exchange.send(torch.tensor([number]), destination)
 
 
-def _take(_state: Any, exchange: Any, source: int, _device: Any) -> None:
+def _receive(exchange: Any, source: int, _device: Any) -> tuple[list[int], int]:
     found = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
     for each in found:
         exchange.receive(each, source)
-    here.rank.version, here.rank.parameters = map(int, found)
+    return [int(each) for each in found], 0
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,5 +122,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(members, name, value)
     monkeypatch.setattr(handle_member, "agree", _agree)
     monkeypatch.setattr(run, "give_state", _give)
-    monkeypatch.setattr(run, "take_state", _take)
+    monkeypatch.setattr(run, "receive_state", _receive)
     monkeypatch.setattr(run, "made_before", lambda _steps: None)

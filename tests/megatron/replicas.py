@@ -209,6 +209,10 @@ class Rank:
     def scale_gradients(self, factor: Tensor) -> None:
         self.tokens = round(1 / float(factor))
 
+    def load_state_dict(self, state: list[int], _behind: int) -> None:
+        """As State."""
+        self.version, self.parameters = state
+
     def load_rest(self) -> None:
         """As State."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unicron_elastic.megatron.state import OfScriptBehind, State
+from unicron_elastic.megatron.state import State
 
 
 class Counted:
@@ -39,7 +39,7 @@ def test_a_newcomer_takes_over_all_of_it_at_once() -> None:
 
 def test_a_script_that_goes_on_behind_the_step_brings_the_rest_there_itself() -> None:
     (theirs, _), (mine, parts) = _of_step(5), _of_step(4)
-    OfScriptBehind(mine, 1).load_state_dict(theirs.state_dict())
+    mine.load_state_dict(theirs.state_dict(), behind=1)
     assert (parts.model.weight[0, 0].item(), parts.optimizer.count) == (5, 5)
     parts.scheduler.count += 1
     assert parts.scheduler.count == 5
@@ -49,7 +49,7 @@ def test_a_script_that_goes_on_behind_the_step_brings_the_rest_there_itself() ->
 
 def test_the_rest_of_a_step_further_on_is_taken_over_again_when_the_next_begins_and_others_get_it_before() -> None:
     (theirs, _), (mine, parts) = _of_step(7), _of_step(4)
-    OfScriptBehind(mine, 3).load_state_dict(theirs.state_dict())
+    mine.load_state_dict(theirs.state_dict(), behind=3)
     parts.scheduler.count += 1
     given = mine.state_dict()
     assert given["scheduler"] == {"count": 7}

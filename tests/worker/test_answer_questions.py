@@ -279,6 +279,7 @@ def test_whether_a_gpu_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("import pdb; pdb.set_trace(); end = 1", True),
         ("import code; code.interact(banner='')", True),
+        ("import pdb, sys; sys.modules['not_here'] = None; pdb.set_trace(); end = 1", True),
         ("import pdb, threading; print('(Pdb)', flush=True); threading.Event().wait()", False),
         ("import pdb, sys; print('(Pdb)', flush=True); sys.stdin.read()", False),
     ],

@@ -7,7 +7,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from unicron_elastic.worker.process.main_stack import main_stack
+from unicron_elastic.worker.process.main_stack import in_ascii, main_stack
 
 LOOKS = """
 import gc, threading, time
@@ -24,6 +24,7 @@ def look():
     while True:
         Circle()
         main_stack()
+        time.sleep(0.001)  # else threads hardly get to begin beside it
 
 gc.set_threshold(2)
 threading.Thread(target=look, daemon=True).start()
@@ -82,3 +83,9 @@ def test_it_is_that_of_the_main_thread_the_innermost_call_first() -> None:
 
     assert waits() == ["waits", test_it_is_that_of_the_main_thread_the_innermost_call_first.__name__]
     assert all(call.line > 0 for call in main_stack())
+
+
+def test_a_file_is_called_as_in_ascii() -> None:
+    file, names = "/home/josé/数据.py", {"main_stack": main_stack}
+    exec(compile("def looks():\n    return main_stack()", file, "exec"), names)
+    assert in_ascii(file) in [call.file for call in names["looks"]()]  # type: ignore[operator]

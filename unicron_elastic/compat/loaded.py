@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "C10D",
+    "C10D_FILE",
     "DISTRIBUTED_NN",
     "DYNAMO",
     "all_groups",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 C10D = "torch.distributed.distributed_c10d"
+C10D_FILE = f"/{C10D.replace('.', '/')}.py"  # with which the name of its file ends
 # What their first import does depends on when it happens: see worker/start/late.py
 DYNAMO = "torch._dynamo"
 DISTRIBUTED_NN = "torch.distributed.nn"

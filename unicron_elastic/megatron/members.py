@@ -311,6 +311,8 @@ def _end_calls(error: BaseException) -> None:
     broke: BaseException | None = error
     while broke is not None:
         traceback.clear_frames(broke.__traceback__)
+        for frame, _line in traceback.walk_tb(broke.__traceback__):
+            _ = frame.f_locals  # before Python 3.13 a copy that somebody has read before is brought up to date so
         broke = broke.__context__
 
 

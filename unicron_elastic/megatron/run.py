@@ -83,8 +83,8 @@ from unicron_elastic.engine.protocol.replica_phase import Finished, Moving, Stan
 from unicron_elastic.megatron.buckets import Buckets
 from unicron_elastic.megatron.members import Members
 from unicron_elastic.megatron.sharded import Sharded
-from unicron_elastic.megatron.state import OfScriptBehind, State
-from unicron_elastic.training.group.give_state import about_taken, give_state, take_state
+from unicron_elastic.megatron.state import State
+from unicron_elastic.training.group.give_state import about_taken, give_state, receive_state
 from unicron_elastic.training.group.regrouping import Regrouping
 from unicron_elastic.training.replica_driver import Result
 from unicron_elastic.worker.notices import Parted
@@ -419,8 +419,8 @@ class MegatronRun:
             give_state(self._state, self._members, command.to, self._device)
             return
         began = time.monotonic()
-        state = OfScriptBehind(self._state, command.behind) if command.behind else self._state
-        taken_bytes = take_state(state, self._members, command.source, self._device)
+        state, taken_bytes = receive_state(self._members, command.source, self._device)
+        self._state.load_state_dict(state, command.behind)
         self._members.tell(about_taken(taken_bytes, time.monotonic() - began))
         moving = self._member.record
         assert isinstance(moving, Moving)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from unicron_elastic.compat.loaded import (
-    C10D,
+    C10D_FILE,
     all_groups,
     has_other_default_type,
     sequence_number,
@@ -38,13 +38,12 @@ from unicron_elastic.worker.instructions import (
 from unicron_elastic.worker.message import Odd
 from unicron_elastic.worker.notices import GroupCounts, Imported, LatestCollectives, Position
 from unicron_elastic.worker.process.imported_modules import ImportedModules
-from unicron_elastic.worker.process.main_stack import main_stack
+from unicron_elastic.worker.process.main_stack import in_ascii, main_stack
 from unicron_elastic.worker.worlds import hear
 
 THREAD_NAME = "unicron-answers"  # for the kernel: who asks whether a worker is at work does not mean this thread
 
 GROUPS_MAX = 256  # in an answer; Megatron makes dozens
-_C10D_FILE = f"/{C10D.replace('.', '/')}.py"
 FRAMES_MAX = 20  # from the innermost: between a script's call and the wait there are three
 OP_CHARACTERS = 40
 
@@ -182,7 +181,7 @@ def _operation() -> str:
     """
     with contextlib.suppress(Exception):
         for call in main_stack()[:FRAMES_MAX]:
-            if call.file.endswith(_C10D_FILE):
+            if call.file.endswith(C10D_FILE):
                 return call.function[:OP_CHARACTERS]
     return ""
 
@@ -201,13 +200,23 @@ _WAITS = (
 def is_at_prompt() -> bool:
     """Whether the main thread waits in a debugger or a console, for a person."""
     with contextlib.suppress(Exception):
-        names = {vars(module).get("__file__"): name for name, module in list(sys.modules.items())}
-        for call in main_stack()[:FRAMES_MAX]:
-            frozen = call.file.removeprefix("<frozen ").rstrip(">")
-            module = str(names.get(call.file, frozen)).partition(".")[0]
+        calls = main_stack()[:FRAMES_MAX]
+        names = _modules_of({call.file for call in calls})
+        for call in calls:
+            module = names.get(call.file, "").partition(".")[0]
             if module not in _WAITS:
                 return module in _PROMPTS
     return False
+
+
+def _modules_of(files: set[str]) -> dict[str, str]:
+    """Return the names of the modules that are in these files, which are called as ``main_stack`` calls them."""
+    found = {file: file.removeprefix("<frozen ").rstrip(">") for file in files if file.startswith("<frozen ")}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__dict__", {}).get("__file__")  # None stands for one that must not be imported
+        if isinstance(file, str) and (called := in_ascii(file)) in files:
+            found[called] = name
+    return found
 
 
 def _uses_gpu() -> bool:

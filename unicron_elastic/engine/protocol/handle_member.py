@@ -590,8 +590,10 @@ def _ask_evaluation(member: ReplicaMember, record: Stepping | Finished, _event: 
 
 def _may_evaluate(member: ReplicaMember, record: Stepping) -> bool:
     """Tell whether its parameters are good for passes, and all of its replica come to them, as far as it knows."""
-    if record.standing is Standing.NEW or member.shape.seats == 1:
-        return record.standing is not Standing.NEW
+    if record.standing is Standing.NEW:
+        return False
+    if member.shape.seats == 1:
+        return True
     if record.standing not in {Standing.EVEN, Standing.MET} or not member.is_connected:
         return False
     heard = member.heard

@@ -39,13 +39,6 @@ def give_state(run: Stateful, members: Exchange, destinations: Sequence[int], de
             members.send(part.to(device), destination)
 
 
-def take_state(run: Stateful, members: Exchange, source: int, device: torch.device) -> int:
-    """Receives what ``give_state`` sends, and takes it over; its bytes. Raises what ``receive_state`` raises."""
-    state, taken_bytes = receive_state(members, source, device)
-    run.load_state_dict(state)
-    return taken_bytes
-
-
 def receive_state(members: Exchange, source: int, device: torch.device) -> tuple[Any, int]:
     """Receives what ``give_state`` sends: the state, and its bytes.
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from unicron_elastic.compat.loaded import C10D
+from unicron_elastic.compat.loaded import C10D_FILE
 from unicron_elastic.worker.process.main_stack import StackLine, main_stack
 
 STUCK_S = 5.0
@@ -24,7 +24,7 @@ LOOK_S = 0.5
 _CPU_S = 0.001  # that a thread may use while it waits
 # Where others are waited for. Not all of torch.distributed: who writes a checkpoint may wait for a slow disk.
 _WAITING = (
-    f"/{C10D.replace('.', '/')}.py",
+    C10D_FILE,
     "/megatron/core/pipeline_parallel/",
     "/unicron_elastic/engine/transport/waiter.py",
 )

@@ -13,7 +13,7 @@ _LINE = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 class StackLine(NamedTuple):
-    """`StackLine` is one call: of which ``function``, in which line of which file."""
+    """`StackLine` is one call: of which ``function``, in which line of which file, whose name is ``in_ascii``."""
 
     file: str
     line: int
@@ -34,6 +34,11 @@ def main_stack() -> tuple[StackLine, ...]:
     stacks = {int(ident, 16): lines for ident, lines in _THREAD.findall(_all_stacks())}
     found = _LINE.findall(stacks.get(threading.main_thread().ident, ""))
     return tuple(StackLine(file, int(line), function) for file, line, function in found)
+
+
+def in_ascii(name: str) -> str:
+    """Return a name as the interpreter writes it there."""
+    return name.encode("ascii", "backslashreplace").decode()
 
 
 def _all_stacks() -> str:
